@@ -1,0 +1,25 @@
+"""What the tests drive servers with. A test imports from here and from nowhere below.
+
+Cluster    a throw-away server on a unix socket, of one PostgreSQL major and one flavour of the extension
+Database   a database in it, with short ways to run SQL
+Session    one connection of a test that may run a statement in the background and be seen waiting
+Gate       holds sessions at the pause points of the injection build
+wait_until polls a condition until it holds or a deadline passes
+"""
+
+from .cluster import Cluster, ServerError, installation, live_clusters
+from .database import Database
+from .session import Gate, Pending, Session
+from .waiting import wait_until
+
+__all__ = [
+    "Cluster",
+    "Database",
+    "Gate",
+    "Pending",
+    "ServerError",
+    "Session",
+    "installation",
+    "live_clusters",
+    "wait_until",
+]
