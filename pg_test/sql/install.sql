@@ -1,6 +1,7 @@
 -- Creates the extension for the tests behind this one, and shows what a user sees of it at first.
 CREATE EXTENSION awa_queue;
-SELECT extname, extversion = '0.1.0' AS version_of_this_test, extrelocatable FROM pg_extension WHERE extname = 'awa_queue';
+SELECT extversion = default_version AS newest, extrelocatable
+FROM pg_extension JOIN pg_available_extensions ON name = extname WHERE extname = 'awa_queue';
 
 -- Its schemas, and who may look into them.
 SELECT n.nspname, has_schema_privilege('public', n.oid, 'USAGE') AS public_usage,
