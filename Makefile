@@ -69,4 +69,5 @@ bench:
 	@tools/with-15 bench/run
 
 clean:
+	@case "$$(cat target/pgroot 2>/dev/null)" in */awa_pg.*) rm -rf "$$(cat target/pgroot)" ;; esac
 	rm -rf target
