@@ -39,6 +39,7 @@ DEFAULTS = {
 }
 
 _live = []
+_owner = os.getpid()
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
 
@@ -115,6 +116,7 @@ class Cluster:
         self.dir = None
         self._server = None
         self._connections = []
+        self._lock = threading.Lock()
         self._databases = 0
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -330,11 +332,15 @@ class Cluster:
             if not self.running:
                 raise ServerError(f"the server is not there: {error}\n{self.log_tail()}") from error
             raise
-        self._connections.append(connection)
+        with self._lock:
+            if len(self._connections) > 500:
+                self._connections = [c for c in self._connections if not c.closed]
+            self._connections.append(connection)
         return connection
 
     def close_connections(self):
-        connections, self._connections = self._connections, []
+        with self._lock:
+            connections, self._connections = self._connections, []
         for connection in connections:
             try:
                 connection.close()
@@ -343,8 +349,9 @@ class Cluster:
 
     def database(self, extension=True, name=None):
         """A new database, with the extension unless told otherwise. Drop it with its drop()."""
-        self._databases += 1
-        name = name or f"t{self._databases}"
+        with self._lock:
+            self._databases += 1
+            name = name or f"t{self._databases}"
         with self.connect() as admin:
             admin.execute(f'CREATE DATABASE "{name}"')
         database = Database(self, name)
@@ -372,5 +379,8 @@ class Cluster:
 
 @atexit.register
 def _remove_all():
+    # A forked child has the same list, but the servers are its parent's.
+    if os.getpid() != _owner:
+        return
     for cluster in live_clusters():
         cluster.remove()
