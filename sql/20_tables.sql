@@ -1,0 +1,161 @@
+-- Identity of this installation. Not dumped: a restored database gets an identity of its own, and
+-- everything that a backend remembers is dropped when the incarnation it was read under differs.
+CREATE TABLE awa_internal.world (
+    one         boolean PRIMARY KEY DEFAULT true CHECK (one),
+    incarnation bigint NOT NULL,
+    protocol    integer NOT NULL,
+    layout      integer NOT NULL,
+    created_at  timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE awa_internal.world IS 'Incarnation of this installation, and the protocol and layout numbers that the library must know.';
+INSERT INTO awa_internal.world (incarnation, protocol, layout)
+VALUES (hashtextextended(gen_random_uuid()::text, 0), 1, 1);
+
+CREATE SEQUENCE awa_internal.queue_ids AS integer;
+CREATE SEQUENCE awa_internal.entry_ids AS bigint INCREMENT 1024 MINVALUE 1024 START 1024;
+CREATE SEQUENCE awa_internal.claim_blocks AS bigint;
+COMMENT ON SEQUENCE awa_internal.entry_ids IS 'Blocks of 1,024 entry ids; each backend draws one at a time.';
+COMMENT ON SEQUENCE awa_internal.claim_blocks IS 'Blocks of 64 claim numbers, never below 512 a second since 2026-01-01.';
+
+CREATE TABLE awa_internal.queues (
+    queue_id     integer PRIMARY KEY,
+    name         text COLLATE "C" NOT NULL UNIQUE,
+    settings     jsonb NOT NULL DEFAULT '{}',
+    paused_at    timestamptz,
+    paused_by    text,
+    pause_reason text,
+    auto_created boolean NOT NULL DEFAULT false,
+    created_at   timestamptz NOT NULL DEFAULT now()
+);
+COMMENT ON TABLE awa_internal.queues IS 'A queue: its name and policy. Ids are never reused.';
+
+CREATE TABLE awa_internal.lanes (
+    lane_id          bigint PRIMARY KEY,
+    appended_through bigint NOT NULL DEFAULT 0,
+    claimed_through  bigint NOT NULL DEFAULT 0
+);
+COMMENT ON TABLE awa_internal.lanes IS
+'What closed and emptied slots leave behind of a lane: no seq up to appended_through is ever given out again, and none up to claimed_through is looked at again. lane_id = queue_id * 256 + (priority - 1) * 64 + shard.';
+
+CREATE TABLE awa_internal.ring (
+    event_no    bigint PRIMARY KEY,
+    slot        smallint NOT NULL CHECK (slot BETWEEN 0 AND 63),
+    event       "char" NOT NULL CHECK (event IN ('o', 'c', 'e')),
+    generation  bigint NOT NULL,
+    incarnation bigint NOT NULL,
+    at          timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+COMMENT ON TABLE awa_internal.ring IS
+'Events of slots: o opened (and with it the slot before it sealed), c closed, e emptied. The last event of a slot is its state; with no event at all, slot 0 is open as generation 0.';
+
+CREATE TABLE awa_internal.queue_totals (
+    queue_id integer NOT NULL,
+    outcome  "char" NOT NULL,
+    n        bigint NOT NULL,
+    PRIMARY KEY (queue_id, outcome)
+);
+COMMENT ON TABLE awa_internal.queue_totals IS 'Jobs of emptied slots per queue: e enqueued, and one row per closure outcome.';
+
+-- What few jobs have, kept in one nullable column: with more than eight columns every ready row that has
+-- a null would cost eight bytes more. Its attributes can not be extended while a table uses the type, so
+-- it is whole from the start, and `more` is the place for what comes later.
+CREATE TYPE awa_internal.job_rest AS (
+    ordering_key text,
+    unique_key   text,
+    tags         text[],
+    metadata     jsonb,
+    errors       jsonb,
+    checkpoint   jsonb,
+    run_at       timestamptz,
+    enqueued_at  timestamptz,
+    lease        interval,
+    expires_at   timestamptz,
+    more         jsonb
+);
+
+-- The four logs. Nothing in them is ever updated or deleted; the state of a job is derived from them.
+-- Parents carry no index, so that a slot added later restores without a clash. Fixed-width columns come
+-- first to save padding.
+CREATE TABLE awa_internal.ready (
+    entry_id     bigint NOT NULL,
+    job_id       bigint,
+    slot         smallint NOT NULL,
+    attempt      smallint NOT NULL,
+    max_attempts smallint NOT NULL,
+    kind         text,
+    args         jsonb NOT NULL,
+    rest         awa_internal.job_rest
+) PARTITION BY LIST (slot);
+COMMENT ON TABLE awa_internal.ready IS
+'One row per entry: one appearance of a job that may run. job_id is null while it equals entry_id, kind while it equals the queue''s name.';
+
+CREATE TABLE awa_internal.segments (
+    lane_id        bigint NOT NULL,
+    first_seq      bigint NOT NULL,
+    first_entry_id bigint NOT NULL,
+    enqueued_at    timestamptz NOT NULL,
+    slot           smallint NOT NULL,
+    n              smallint NOT NULL,
+    runs           bytea NOT NULL
+) PARTITION BY LIST (slot);
+COMMENT ON TABLE awa_internal.segments IS
+'One row per lane and call: entries first_entry_id.. hold seqs first_seq.. of the lane. runs says where the rows lie (block, offset, count; 8 bytes each) and is only a hint.';
+
+CREATE TABLE awa_internal.claims (
+    claim_no   bigint NOT NULL,
+    lane_id    bigint NOT NULL,
+    first_seq  bigint NOT NULL,
+    claimed_at timestamptz NOT NULL,
+    expires_at timestamptz NOT NULL,
+    slot       smallint NOT NULL,
+    n          smallint NOT NULL,
+    worker     text
+) PARTITION BY LIST (slot);
+COMMENT ON TABLE awa_internal.claims IS 'One row per contiguous range that was taken, at most 1,024 seqs, in the slot of its segments.';
+
+CREATE TABLE awa_internal.closures (
+    claim_no  bigint NOT NULL,
+    closed_at timestamptz NOT NULL,
+    slot      smallint NOT NULL,
+    n         smallint NOT NULL,
+    outcome   "char" NOT NULL,
+    which     bytea,
+    reason    text
+) PARTITION BY LIST (slot);
+COMMENT ON TABLE awa_internal.closures IS
+'One row per claim (or part) that ended, and outcome: c completed, x cancelled, f failed, r released, s a stale finish (counted only). which is a bitmap of indexes in the claim, null for all of it.';
+
+ALTER TABLE awa_internal.segments ALTER COLUMN runs SET STORAGE PLAIN;
+ALTER TABLE awa_internal.closures ALTER COLUMN which SET STORAGE PLAIN;
+
+DO $slots$
+DECLARE
+    log text;
+BEGIN
+    FOR s IN 0..15 LOOP
+        FOREACH log IN ARRAY ARRAY['ready', 'segments', 'claims', 'closures'] LOOP
+            EXECUTE format(
+                'CREATE TABLE awa_internal.%1$I PARTITION OF awa_internal.%2$I FOR VALUES IN (%3$s)'
+                ' WITH (autovacuum_enabled = off, vacuum_truncate = off%4$s)',
+                log || '_' || s, log, s,
+                CASE WHEN log IN ('ready', 'claims', 'closures')
+                     THEN ', toast.autovacuum_enabled = off, toast.vacuum_truncate = off' ELSE '' END);
+            PERFORM pg_extension_config_dump(format('awa_internal.%I', log || '_' || s), '');
+        END LOOP;
+        EXECUTE format('CREATE INDEX ON awa_internal.ready_%1$s (job_id) WHERE job_id IS NOT NULL', s);
+        EXECUTE format('CREATE INDEX ON awa_internal.segments_%1$s (lane_id, first_seq)', s);
+        EXECUTE format('CREATE INDEX ON awa_internal.segments_%1$s (first_entry_id)', s);
+        EXECUTE format('CREATE INDEX ON awa_internal.claims_%1$s (lane_id, first_seq)', s);
+        EXECUTE format('CREATE INDEX ON awa_internal.claims_%1$s (claim_no)', s);
+        EXECUTE format('CREATE INDEX ON awa_internal.closures_%1$s (claim_no)', s);
+    END LOOP;
+END
+$slots$;
+
+SELECT pg_extension_config_dump('awa_internal.queues', '');
+SELECT pg_extension_config_dump('awa_internal.lanes', '');
+SELECT pg_extension_config_dump('awa_internal.ring', '');
+SELECT pg_extension_config_dump('awa_internal.queue_totals', '');
+SELECT pg_extension_config_dump('awa_internal.queue_ids', '');
+SELECT pg_extension_config_dump('awa_internal.entry_ids', '');
+SELECT pg_extension_config_dump('awa_internal.claim_blocks', '');

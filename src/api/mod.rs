@@ -1,0 +1,8 @@
+//! The SQL functions, grouped as the contract groups them. They convert arguments, call the core and map
+//! errors; nothing else.
+
+mod later;
+mod operate;
+mod produce;
+mod read;
+mod work;

@@ -1,0 +1,48 @@
+//! Readers: version, features, and a look at a lane for debugging.
+
+use crate::claim;
+use crate::error::{Error, Result};
+use crate::lane::LaneId;
+use crate::pg::fmgr::{sql_function, Call, Output};
+
+sql_function! {
+    awa_library_version, pg_finfo_awa_library_version => library_version;
+    awa_has_feature, pg_finfo_awa_has_feature => has_feature;
+    awa_lane_state, pg_finfo_awa_lane_state => lane_state;
+}
+
+/// What this library can do, by name: verbs and parameters of the contract that are built.
+const FEATURES: &[&str] = &[
+    "enqueue",
+    "enqueue_batch",
+    "enqueue_jobs",
+    "claim",
+    "claim_from",
+    "complete",
+    "complete_and_claim",
+    "release",
+    "cancel_claimed",
+    "create_queue",
+    "alter_queue",
+    "pause_queue",
+    "resume_queue",
+    "maintain",
+    "job",
+    "jobs",
+    "queue_stats",
+    "ring_status",
+];
+
+fn library_version(_: &Call) -> Result<Output> {
+    Ok(env!("CARGO_PKG_VERSION").into())
+}
+
+fn has_feature(call: &Call) -> Result<Output> {
+    let feature = call.text(0).ok_or(Error::Null("feature"))?;
+    Ok(FEATURES.contains(&feature.as_str()).into())
+}
+
+fn lane_state(call: &Call) -> Result<Output> {
+    let lane = call.i64(0).ok_or(Error::Null("lane_id"))?;
+    Ok(claim::describe(LaneId(lane))?.as_str().into())
+}

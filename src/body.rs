@@ -1,0 +1,140 @@
+//! A job's row in `ready`, read through the runs of its segment, or searched for where they mislead.
+
+use crate::error::Result;
+use crate::logs::{ready, rest};
+use crate::pg::composite::Record;
+use crate::pg::datum::Varlena;
+use crate::pg::heap::{self, Fetcher, Place, Row};
+use crate::pg::latest::Latest;
+use crate::pg::table::{Access, Oid, Table};
+use crate::ring::Slot;
+use crate::runs;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// What a job brings along. All values are inline and outlive the lock on the table.
+pub struct Body {
+    pub entry_id: i64,
+    pub job_id: i64,
+    pub attempt: i16,
+    pub max_attempts: i16,
+    /// None where it is the queue's name.
+    pub kind: Option<Varlena>,
+    pub args: Varlena,
+    pub rest: Option<Rest>,
+}
+
+/// The rare columns, as they lie in the row and taken apart.
+pub struct Rest {
+    pub raw: Varlena,
+    pub record: Record,
+}
+
+impl Body {
+    fn from_row(entry_id: i64, row: &Row) -> Body {
+        Body {
+            entry_id,
+            job_id: row.i64(ready::JOB_ID).unwrap_or(entry_id),
+            attempt: row.i16(ready::ATTEMPT).unwrap_or(1),
+            max_attempts: row.i16(ready::MAX_ATTEMPTS).unwrap_or(1),
+            kind: row.varlena(ready::KIND).map(Varlena::flattened),
+            args: row.varlena(ready::ARGS).map_or_else(
+                || crate::pg::datum::jsonb_from_text("null"),
+                Varlena::flattened,
+            ),
+            rest: row.varlena(ready::REST).map(|v| {
+                let raw = v.flattened();
+                Rest { raw, record: Record::read(raw) }
+            }),
+        }
+    }
+
+    pub fn rest_varlena(&self, attribute: usize) -> Option<Varlena> {
+        self.rest.as_ref().and_then(|r| r.record.varlena(attribute))
+    }
+
+    /// When the job was first enqueued; `segment_at` is when this entry was.
+    pub fn enqueued_at(&self, segment_at: i64) -> i64 {
+        self.rest.as_ref().and_then(|r| r.record.i64(rest::ENQUEUED_AT)).unwrap_or(segment_at)
+    }
+
+    /// When it became ready.
+    pub fn run_at(&self, segment_at: i64) -> i64 {
+        self.rest.as_ref().and_then(|r| r.record.i64(rest::RUN_AT)).unwrap_or(segment_at)
+    }
+}
+
+/// Places of all entries of one ready table, made by one scan when its runs turned out to mislead.
+struct Map {
+    table: Oid,
+    storage: u64,
+    blocks: u32,
+    places: HashMap<i64, Place>,
+}
+
+thread_local! {
+    static MAP: RefCell<Option<Map>> = const { RefCell::new(None) };
+}
+
+pub fn forget() {
+    MAP.with(|m| *m.borrow_mut() = None);
+}
+
+/// Reads bodies; opens each slot's table once and gives it back when dropped.
+pub struct Reader {
+    // Fetching TOASTed values needs an active snapshot.
+    snapshot: Latest,
+    tables: HashMap<u8, (Rc<Table>, Fetcher)>,
+}
+
+impl Reader {
+    pub fn new() -> Reader {
+        Reader { snapshot: Latest::take_active(), tables: HashMap::new() }
+    }
+
+    /// The body of entry `entry_id`, the k-th row of a segment with these runs; None where no such row is
+    /// to be found at all.
+    pub fn read(&mut self, slot: &Slot, runs: &[u8], k: usize, entry_id: i64) -> Result<Option<Body>> {
+        let (table, fetcher) = self.tables.entry(slot.no).or_insert_with(|| {
+            let table = Rc::new(Table::open(slot.ready, Access::Read));
+            (table.clone(), Fetcher::new(&table))
+        });
+        let direct = runs::place_of(runs, k).and_then(|place| fetcher.fetch(place, entry_id));
+        if let Some(row) = direct {
+            return Ok(Some(Body::from_row(entry_id, &row)));
+        }
+        let Some(place) = search(table, &self.snapshot, entry_id) else { return Ok(None) };
+        Ok(fetcher.fetch(place, entry_id).map(|row| Body::from_row(entry_id, &row)))
+    }
+}
+
+/// Where an entry lies, by the table's map.
+fn search(table: &Table, snapshot: &Latest, entry_id: i64) -> Option<Place> {
+    let found = MAP.with(|m| {
+        m.borrow().as_ref().and_then(|map| {
+            let same = map.table == table.oid() && map.storage == table.storage();
+            same.then(|| map.places.get(&entry_id).copied().ok_or(map.blocks == table.blocks()))
+        })
+    });
+    match found {
+        Some(Ok(place)) => return Some(place),
+        // A whole map of a table that has not grown: the row is not there.
+        Some(Err(true)) => return None,
+        _ => {}
+    }
+    let blocks = table.blocks();
+    let mut places = HashMap::new();
+    heap::scan(table, snapshot, |row| {
+        if let Some(id) = row.i64(ready::ENTRY_ID) {
+            places.insert(id, row.place);
+        }
+        true
+    });
+    let place = places.get(&entry_id).copied();
+    MAP.with(|m| {
+        *m.borrow_mut() =
+            Some(Map { table: table.oid(), storage: table.storage(), blocks, places });
+    });
+    place
+}

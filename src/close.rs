@@ -1,0 +1,599 @@
+//! The one closing path: complete, cancel_claimed and release end attempts here.
+//!
+//! Receipts are grouped by claim. Under the claim's short closing lock its row and its closures are looked
+//! up with a dirty scan, and one closure row is appended for what this call ends. A closure of another
+//! transaction that is still open is waited for, after everything short was given back, and looked at
+//! again, since it may roll back.
+
+use crate::body::{Body, Reader};
+use crate::enqueue::{self, Entry};
+use crate::error::{Error, Result};
+use crate::lane::LaneId;
+use crate::logs::{claims, closures, rest, segments, Outcome};
+use crate::pg::command;
+use crate::pg::composite;
+use crate::pg::datum::{self, Value, Varlena};
+use crate::pg::fmgr::ResultSet;
+use crate::pg::heap;
+use crate::pg::index::{self, Index, IndexSet};
+use crate::pg::inject::{self, Point};
+use crate::pg::lock::{self, Class, Mode, ShortLock};
+use crate::pg::scan::{Cond, Direction, Scan, Writer};
+use crate::pg::table::{Access, Table};
+use crate::pg::time;
+use crate::queue;
+use crate::receipt::{block_floor, Receipt, CLAIMS_PER_BLOCK, MAX_PER_CLAIM};
+use crate::ring::{self, Slot, View};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// What a finishing verb does.
+pub struct Finish {
+    pub outcome: Outcome,
+    pub reason: Option<Varlena>,
+    /// A stale receipt is an error.
+    pub strict: bool,
+}
+
+/// What became of one receipt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// Ended by this call.
+    Ended,
+    /// Had been ended so before: a finish repeated after a lost connection.
+    Repeated,
+    /// Not held any more.
+    Stale,
+    /// No such claim, or not one that this session can know of.
+    Unknown,
+}
+
+/// Block numbers that a clock running ahead may have drawn beyond ours.
+const CLOCK_TOLERANCE: i64 = 1 << 24;
+
+/// The claim behind a group of receipts.
+#[derive(Clone, Copy)]
+struct Claim {
+    lane: LaneId,
+    first_seq: i64,
+    n: i64,
+}
+
+/// The tables of one slot, as closing needs them.
+struct CloseSlot {
+    slot: Slot,
+    claims: Rc<Table>,
+    claims_index: Rc<Index>,
+    closures: Rc<Table>,
+    closure_index: Rc<Index>,
+    closure_indexes: IndexSet,
+}
+
+impl CloseSlot {
+    fn open(slot: &Slot) -> Result<CloseSlot> {
+        let claim_table = Rc::new(Table::open(slot.claims, Access::Read));
+        let claims_index = index::scannable(&claim_table, &claims::BY_NO)?;
+        let closure_table = Rc::new(Table::open(slot.closures, Access::Write));
+        let closure_indexes = IndexSet::open(&closure_table);
+        let closure_index = closure_indexes.scannable(&closure_table, &closures::BY_CLAIM)?;
+        Ok(CloseSlot {
+            slot: slot.clone(),
+            claims: claim_table,
+            claims_index,
+            closures: closure_table,
+            closure_index,
+            closure_indexes,
+        })
+    }
+}
+
+/// Receipts of one claim: position in the input and index in the claim, sorted by index.
+struct Group {
+    claim_no: i64,
+    slot: u8,
+    members: Vec<(usize, u16)>,
+}
+
+fn group(receipts: &[Option<i64>]) -> Vec<Group> {
+    let mut decoded: Vec<(Receipt, usize)> = receipts
+        .iter()
+        .enumerate()
+        .filter_map(|(i, r)| Some((Receipt::decode((*r)?)?, i)))
+        .collect();
+    // Sorted, so that two calls over the same receipts meet in one order.
+    decoded.sort();
+    let mut groups: Vec<Group> = Vec::new();
+    for (r, i) in decoded {
+        match groups.last_mut() {
+            Some(g) if g.claim_no == r.claim_no && g.slot == r.slot => g.members.push((i, r.index)),
+            _ => groups.push(Group {
+                claim_no: r.claim_no,
+                slot: r.slot,
+                members: vec![(i, r.index)],
+            }),
+        }
+    }
+    groups
+}
+
+/// A bitmap over the indexes of a claim.
+#[derive(Clone)]
+struct Bits([u8; MAX_PER_CLAIM as usize / 8]);
+
+impl Bits {
+    fn none() -> Bits {
+        Bits([0; MAX_PER_CLAIM as usize / 8])
+    }
+
+    fn of(bytes: Option<&[u8]>) -> Bits {
+        let mut bits = Bits::none();
+        match bytes {
+            None => bits.0.fill(0xff),
+            Some(b) => {
+                let n = b.len().min(bits.0.len());
+                bits.0[..n].copy_from_slice(&b[..n]);
+            }
+        }
+        bits
+    }
+
+    fn has(&self, i: u16) -> bool {
+        self.0[usize::from(i) / 8] & (1 << (i % 8)) != 0
+    }
+
+    fn set(&mut self, i: u16) {
+        self.0[usize::from(i) / 8] |= 1 << (i % 8);
+    }
+}
+
+/// What the closures of a claim say, by outcome.
+struct Closed {
+    by: Vec<(Outcome, Bits)>,
+}
+
+impl Closed {
+    fn outcome_of(&self, i: u16) -> Option<Outcome> {
+        self.by.iter().find(|(_, bits)| bits.has(i)).map(|(o, _)| *o)
+    }
+}
+
+/// Ends attempts and appends one row per receipt to `out`, in input order.
+pub fn finish(receipts: &[Option<i64>], what: &Finish, out: Option<&mut ResultSet>) -> Result<()> {
+    let view = ring::view_for_write()?;
+    let mut fates = vec![Fate::Unknown; receipts.len()];
+    let mut claims_of: HashMap<(i64, u8), Claim> = HashMap::new();
+    let mut open: HashMap<u8, CloseSlot> = HashMap::new();
+    let groups = group(receipts);
+    for g in &groups {
+        let Some(slot) = view.slot(g.slot) else {
+            for (i, _) in &g.members {
+                fates[*i] = missing(g.claim_no);
+            }
+            continue;
+        };
+        if !open.contains_key(&g.slot) {
+            open.insert(g.slot, CloseSlot::open(slot)?);
+        }
+        if let Some(claim) = close_group(&open[&g.slot], g, what, &mut fates)? {
+            claims_of.insert((g.claim_no, g.slot), claim);
+        }
+    }
+    if what.strict {
+        refuse_stale(receipts, &fates)?;
+    }
+    drop(open);
+    let jobs = read_jobs(&view, &groups, &claims_of, receipts.len())?;
+    if what.outcome == Outcome::Released {
+        put_back(&jobs, &fates)?;
+    }
+    if let Some(out) = out {
+        for (i, receipt) in receipts.iter().enumerate() {
+            out.push(&result_row(&view, *receipt, fates[i], what.outcome, jobs[i].as_ref())?);
+        }
+    }
+    command::next_command();
+    Ok(())
+}
+
+fn refuse_stale(receipts: &[Option<i64>], fates: &[Fate]) -> Result<()> {
+    let stale: Vec<i64> = receipts
+        .iter()
+        .zip(fates)
+        .filter(|(r, f)| r.is_some() && matches!(f, Fate::Stale | Fate::Unknown))
+        .filter_map(|(r, _)| *r)
+        .collect();
+    match stale.first() {
+        Some(first) => Err(Error::Stale { stale: stale.len(), first: *first }),
+        None => Ok(()),
+    }
+}
+
+/// A claim that is not found has been emptied with its slot, or rolled back, or never was.
+fn missing(claim_no: i64) -> Fate {
+    let plausible = (block_floor(time::now()) + CLOCK_TOLERANCE) * CLAIMS_PER_BLOCK;
+    if claim_no <= plausible {
+        Fate::Stale
+    } else {
+        Fate::Unknown
+    }
+}
+
+fn close_group(
+    slot: &CloseSlot,
+    g: &Group,
+    what: &Finish,
+    fates: &mut [Fate],
+) -> Result<Option<Claim>> {
+    loop {
+        inject::reach(Point::CloseBeforeLock);
+        let lock = ShortLock::acquire(Class::Close, g.claim_no as u64, Mode::Exclusive);
+        let Some(found) = find_claim(slot, g.claim_no) else {
+            for (i, _) in &g.members {
+                fates[*i] = missing(g.claim_no);
+            }
+            return Ok(None);
+        };
+        let Some(claim) = found else {
+            for (i, _) in &g.members {
+                fates[*i] = Fate::Unknown;
+            }
+            return Ok(None);
+        };
+        inject::reach(Point::CloseLocked);
+        match read_closures(slot, g, &claim) {
+            Err(xid) => {
+                drop(lock);
+                lock::wait_for_xid(xid);
+            }
+            Ok(closed) => {
+                append_closures(slot, g, &claim, &closed, what, fates, lock);
+                return Ok(Some(claim));
+            }
+        }
+    }
+}
+
+/// The claim of a number: None where there is none, Some(None) where it belongs to another transaction
+/// that has not committed.
+fn find_claim(slot: &CloseSlot, claim_no: i64) -> Option<Option<Claim>> {
+    let mut scan = Scan::dirty(&slot.claims, &slot.claims_index, 1);
+    scan.seek(&[Cond::Eq(claim_no)]);
+    if !scan.next(Direction::Forward) {
+        return None;
+    }
+    if matches!(scan.writer(), Writer::Running(_)) {
+        return Some(None);
+    }
+    Some(Some(Claim {
+        lane: LaneId(scan.i64(claims::LANE_ID)),
+        first_seq: scan.i64(claims::FIRST_SEQ),
+        n: i64::from(scan.i16(claims::N)),
+    }))
+}
+
+/// What is closed of a claim, or the transaction to wait for: one that is open and closes what this call
+/// wants to close.
+fn read_closures(slot: &CloseSlot, g: &Group, claim: &Claim) -> std::result::Result<Closed, u32> {
+    let mut closed = Closed { by: Vec::new() };
+    let mut scan = Scan::dirty(&slot.closures, &slot.closure_index, 1);
+    scan.seek(&[Cond::Eq(g.claim_no)]);
+    while scan.next(Direction::Forward) {
+        let writer = scan.writer();
+        let Some(outcome) = Outcome::of(scan.char(closures::OUTCOME)) else { continue };
+        if outcome == Outcome::Stale {
+            continue;
+        }
+        let bits = Bits::of(scan.bytes(closures::WHICH).as_deref());
+        if let Writer::Running(xid) = writer {
+            let wanted =
+                g.members.iter().any(|(_, k)| i64::from(*k) < claim.n && bits.has(*k));
+            if wanted {
+                return Err(xid);
+            }
+        }
+        closed.by.push((outcome, bits));
+    }
+    Ok(closed)
+}
+
+fn append_closures(
+    slot: &CloseSlot,
+    g: &Group,
+    claim: &Claim,
+    closed: &Closed,
+    what: &Finish,
+    fates: &mut [Fate],
+    lock: ShortLock,
+) {
+    let mut mine = Bits::none();
+    let mut fresh = 0i64;
+    let mut stale = 0i64;
+    for (i, k) in &g.members {
+        fates[*i] = if i64::from(*k) >= claim.n {
+            Fate::Unknown
+        } else if mine.has(*k) {
+            Fate::Ended // the receipt twice in one call
+        } else {
+            match closed.outcome_of(*k) {
+                None => {
+                    mine.set(*k);
+                    fresh += 1;
+                    Fate::Ended
+                }
+                Some(o) if o == what.outcome => Fate::Repeated,
+                Some(_) => {
+                    stale += 1;
+                    Fate::Stale
+                }
+            }
+        };
+    }
+    let mut rows = Vec::new();
+    if fresh > 0 {
+        let whole = fresh == claim.n && closed.by.is_empty();
+        let which = (!whole).then(|| datum::bytea(&mine.0[..(claim.n as usize).div_ceil(8)]));
+        rows.push(closure_row(slot, g.claim_no, fresh, what.outcome, which, what.reason));
+    }
+    if stale > 0 {
+        rows.push(closure_row(slot, g.claim_no, stale, Outcome::Stale, None, None));
+    }
+    drop(lock);
+    for row in rows {
+        row.enter_rest(&slot.closures, &slot.closure_indexes, &closures::BY_CLAIM);
+    }
+}
+
+fn closure_row(
+    slot: &CloseSlot,
+    claim_no: i64,
+    n: i64,
+    outcome: Outcome,
+    which: Option<Varlena>,
+    reason: Option<Varlena>,
+) -> heap::Appended {
+    let row = heap::append(
+        &slot.closures,
+        &[
+            claim_no.into(),
+            time::now().into(),
+            i16::from(slot.slot.no).into(),
+            (n as i16).into(),
+            Value::Char(outcome.code()),
+            which.into(),
+            reason.into(),
+        ],
+    );
+    row.enter_ordering(&slot.closures, &slot.closure_indexes, &closures::BY_CLAIM);
+    row
+}
+
+/// A job behind a receipt.
+struct Job {
+    lane: LaneId,
+    body: Body,
+    segment_at: i64,
+}
+
+/// Reads the jobs behind the receipts of known claims, by input position.
+fn read_jobs(
+    view: &View,
+    groups: &[Group],
+    claims_of: &HashMap<(i64, u8), Claim>,
+    n: usize,
+) -> Result<Vec<Option<Job>>> {
+    let mut jobs: Vec<Option<Job>> = (0..n).map(|_| None).collect();
+    let mut reader = Reader::new();
+    let mut locators: HashMap<u8, Locator> = HashMap::new();
+    for g in groups {
+        let (Some(claim), Some(slot)) = (claims_of.get(&(g.claim_no, g.slot)), view.slot(g.slot))
+        else {
+            continue;
+        };
+        if !locators.contains_key(&g.slot) {
+            locators.insert(g.slot, Locator::open(slot)?);
+        }
+        let Some(locator) = locators.get_mut(&g.slot) else { continue };
+        for (i, k) in &g.members {
+            if i64::from(*k) >= claim.n {
+                continue;
+            }
+            let seq = claim.first_seq + i64::from(*k);
+            let Some(at) = locator.find(claim.lane, seq) else { continue };
+            let k = (seq - at.first_seq) as usize;
+            if let Some(body) = reader.read(slot, &at.runs, k, at.first_entry + k as i64)? {
+                jobs[*i] = Some(Job { lane: claim.lane, body, segment_at: at.enqueued_at });
+            }
+        }
+    }
+    Ok(jobs)
+}
+
+/// A segment, as it is found by a seq.
+#[derive(Clone)]
+pub struct At {
+    pub lane: LaneId,
+    pub first_seq: i64,
+    pub end: i64,
+    pub first_entry: i64,
+    pub enqueued_at: i64,
+    pub runs: Rc<Vec<u8>>,
+}
+
+/// Finds the segments of claimed seqs in one slot, forward as far as they follow one another.
+pub struct Locator {
+    scan: Scan,
+    at: Option<At>,
+}
+
+impl Locator {
+    pub fn open(slot: &Slot) -> Result<Locator> {
+        let table = Rc::new(Table::open(slot.segments, Access::Read));
+        let index = index::scannable(&table, &segments::BY_SEQ)?;
+        Ok(Locator { scan: Scan::dirty(&table, &index, 2), at: None })
+    }
+
+    pub fn find(&mut self, lane: LaneId, seq: i64) -> Option<At> {
+        if self.covers(lane, seq) {
+            return self.at.clone();
+        }
+        // The next segment of a range, or a claim that begins with a segment: one step forward. Else the
+        // last segment that begins at or before it.
+        let follows = self.at.as_ref().is_some_and(|at| at.lane == lane && at.end <= seq);
+        let stepped = follows && self.step(lane, Direction::Forward);
+        if !(stepped && self.covers(lane, seq)) {
+            self.scan.seek(&[Cond::Eq(lane.0), Cond::AtLeast(seq)]);
+            let exact = self.step(lane, Direction::Forward) && self.covers(lane, seq);
+            if !exact {
+                self.scan.seek(&[Cond::Eq(lane.0), Cond::AtMost(seq)]);
+                self.step(lane, Direction::Backward);
+            }
+        }
+        if self.covers(lane, seq) {
+            self.at.clone()
+        } else {
+            None
+        }
+    }
+
+    fn covers(&self, lane: LaneId, seq: i64) -> bool {
+        self.at.as_ref().is_some_and(|at| at.lane == lane && at.first_seq <= seq && seq < at.end)
+    }
+
+    fn step(&mut self, lane: LaneId, direction: Direction) -> bool {
+        if !self.scan.next(direction) {
+            self.at = None;
+            return false;
+        }
+        let first_seq = self.scan.i64(segments::FIRST_SEQ);
+        self.at = Some(At {
+            lane,
+            first_seq,
+            end: first_seq + i64::from(self.scan.i16(segments::N)),
+            first_entry: self.scan.i64(segments::FIRST_ENTRY_ID),
+            enqueued_at: self.scan.i64(segments::ENQUEUED_AT),
+            runs: Rc::new(self.scan.bytes(segments::RUNS).unwrap_or_default()),
+        });
+        true
+    }
+}
+
+/// Puts released jobs at the tail of their lanes: same id, same attempt, a new entry.
+fn put_back(jobs: &[Option<Job>], fates: &[Fate]) -> Result<()> {
+    let view = ring::view_for_write()?;
+    let mut by_lane: Vec<(LaneId, Vec<Entry>)> = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    for job in jobs.iter().zip(fates).filter(|(_, f)| **f == Fate::Ended).filter_map(|(j, _)| j.as_ref()) {
+        if !seen.insert(job.body.entry_id) {
+            continue; // the receipt twice in one call
+        }
+        let entry = Entry {
+            job_id: Some(job.body.job_id),
+            attempt: job.body.attempt,
+            max_attempts: job.body.max_attempts,
+            kind: job.body.kind,
+            args: job.body.args,
+            rest: Some(rest_of_moved(&view, job)),
+        };
+        match by_lane.iter_mut().find(|(lane, _)| *lane == job.lane) {
+            Some((_, entries)) => entries.push(entry),
+            None => by_lane.push((job.lane, vec![entry])),
+        }
+    }
+    by_lane.sort_by_key(|(lane, _)| *lane);
+    for (lane, entries) in by_lane {
+        enqueue::fold(lane, &entries)?;
+    }
+    Ok(())
+}
+
+/// The rare columns of a job that moves on: all it had, and when it was first enqueued.
+fn rest_of_moved(view: &View, job: &Job) -> Varlena {
+    let mut values = [Value::Null; rest::COUNT];
+    if let Some(rest) = &job.body.rest {
+        for (i, v) in values.iter_mut().enumerate() {
+            *v = rest.record.value(i);
+        }
+    }
+    values[rest::ENQUEUED_AT] = job.body.enqueued_at(job.segment_at).into();
+    values[rest::RUN_AT] = Value::Null;
+    composite::build(rest_row_type(view), &values)
+}
+
+fn rest_row_type(view: &View) -> crate::pg::table::Oid {
+    view.tables.rest_type
+}
+
+fn result_row(
+    view: &View,
+    receipt: Option<i64>,
+    fate: Fate,
+    outcome: Outcome,
+    job: Option<&Job>,
+) -> Result<[Value; 8]> {
+    let state = match fate {
+        Fate::Ended | Fate::Repeated => outcome.state(),
+        Fate::Stale => "stale",
+        Fate::Unknown => "unknown",
+    };
+    let mut row = [Value::Null; 8];
+    row[0] = if fate == Fate::Unknown && receipt.is_none() { Value::Null } else { receipt.into() };
+    row[5] = state.into();
+    row[7] = (fate == Fate::Ended).into();
+    let Some(job) = job.filter(|_| fate != Fate::Unknown) else { return Ok(row) };
+    let queue = queue::find_by_id(view, job.lane.queue_id())?;
+    let queue_name = queue.as_ref().map(|q| q.name.as_str());
+    row[1] = job.body.job_id.into();
+    row[2] = queue_name.into();
+    row[3] = job.body.kind.map_or_else(|| queue_name.into(), Value::from);
+    row[4] = i32::from(job.body.attempt).into();
+    if fate == Fate::Ended && outcome == Outcome::Released {
+        row[6] = time::now().into();
+    }
+    Ok(row)
+}
+
+/// Closes jobs whose row is nowhere to be found as failed, with a warning, so that a damaged table never
+/// stops a lane.
+pub fn close_lost(lost: &[Receipt]) -> Result<()> {
+    if lost.is_empty() {
+        return Ok(());
+    }
+    crate::pg::warn::warning(
+        &format!("{} jobs were closed as failed because their rows are lost", lost.len()),
+        "Check the ready tables in schema awa_internal for damage or for rows that somebody removed.",
+    );
+    let receipts: Vec<Option<i64>> = lost.iter().map(|r| Some(r.encode())).collect();
+    let what = Finish {
+        outcome: Outcome::Failed,
+        reason: Some(datum::text("row lost")),
+        strict: false,
+    };
+    finish(&receipts, &what, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn receipt(claim_no: i64, index: u16) -> Option<i64> {
+        Some(Receipt { claim_no, slot: 3, index }.encode())
+    }
+
+    #[test]
+    fn receipts_are_grouped_by_claim_whatever_their_order() {
+        let groups =
+            group(&[receipt(9, 4), None, receipt(7, 1), receipt(9, 2), Some(-5), receipt(7, 1)]);
+        assert_eq!(groups.len(), 2);
+        assert_eq!((groups[0].claim_no, groups[0].members.clone()), (7, vec![(2, 1), (5, 1)]));
+        assert_eq!((groups[1].claim_no, groups[1].members.clone()), (9, vec![(3, 2), (0, 4)]));
+    }
+
+    #[test]
+    fn a_bitmap_without_bytes_means_all() {
+        assert!(Bits::of(None).has(1023));
+        let mut b = Bits::none();
+        b.set(9);
+        let again = Bits::of(Some(&b.0[..2]));
+        assert!(again.has(9) && !again.has(8) && !again.has(1000));
+    }
+}

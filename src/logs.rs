@@ -1,0 +1,130 @@
+//! The four logs: their columns, and the check that the tables have them where this library expects.
+
+use crate::error::{Error, Result};
+use crate::pg::table::{self, Oid};
+
+/// Columns by their number from 1. The layout number of the installation vouches for them; columns are
+/// only ever added at the end.
+pub mod ready {
+    pub const ENTRY_ID: usize = 1;
+    pub const JOB_ID: usize = 2;
+    pub const ATTEMPT: usize = 4;
+    pub const MAX_ATTEMPTS: usize = 5;
+    pub const KIND: usize = 6;
+    pub const ARGS: usize = 7;
+    pub const REST: usize = 8;
+    pub const NAMES: [&str; 8] =
+        ["entry_id", "job_id", "slot", "attempt", "max_attempts", "kind", "args", "rest"];
+    pub const BY_JOB: [i16; 1] = [JOB_ID as i16];
+}
+
+pub mod segments {
+    pub const LANE_ID: i16 = 1;
+    pub const FIRST_SEQ: i16 = 2;
+    pub const FIRST_ENTRY_ID: i16 = 3;
+    pub const ENQUEUED_AT: i16 = 4;
+    pub const N: i16 = 6;
+    pub const RUNS: i16 = 7;
+    pub const NAMES: [&str; 7] =
+        ["lane_id", "first_seq", "first_entry_id", "enqueued_at", "slot", "n", "runs"];
+    pub const BY_SEQ: [i16; 2] = [LANE_ID, FIRST_SEQ];
+    pub const BY_ENTRY: [i16; 1] = [FIRST_ENTRY_ID];
+}
+
+pub mod claims {
+    pub const CLAIM_NO: i16 = 1;
+    pub const LANE_ID: i16 = 2;
+    pub const FIRST_SEQ: i16 = 3;
+    pub const CLAIMED_AT: i16 = 4;
+    pub const EXPIRES_AT: i16 = 5;
+    pub const N: i16 = 7;
+    pub const WORKER: i16 = 8;
+    pub const NAMES: [&str; 8] =
+        ["claim_no", "lane_id", "first_seq", "claimed_at", "expires_at", "slot", "n", "worker"];
+    pub const BY_SEQ: [i16; 2] = [LANE_ID, FIRST_SEQ];
+    pub const BY_NO: [i16; 1] = [CLAIM_NO];
+}
+
+pub mod closures {
+    pub const CLAIM_NO: i16 = 1;
+    pub const CLOSED_AT: i16 = 2;
+    pub const N: i16 = 4;
+    pub const OUTCOME: i16 = 5;
+    pub const WHICH: i16 = 6;
+    pub const REASON: i16 = 7;
+    pub const NAMES: [&str; 7] =
+        ["claim_no", "closed_at", "slot", "n", "outcome", "which", "reason"];
+    pub const BY_CLAIM: [i16; 1] = [CLAIM_NO];
+}
+
+/// The attributes of awa_internal.job_rest, counted from 0.
+pub mod rest {
+    pub const ORDERING_KEY: usize = 0;
+    pub const UNIQUE_KEY: usize = 1;
+    pub const TAGS: usize = 2;
+    pub const METADATA: usize = 3;
+    pub const ERRORS: usize = 4;
+    pub const CHECKPOINT: usize = 5;
+    pub const RUN_AT: usize = 6;
+    pub const ENQUEUED_AT: usize = 7;
+    pub const COUNT: usize = 11;
+}
+
+/// How an attempt ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Completed,
+    Cancelled,
+    Failed,
+    /// Moved on: the job lives in another entry.
+    Released,
+    /// No ending at all: a late finish that was refused, noted for the count.
+    Stale,
+}
+
+impl Outcome {
+    pub fn code(self) -> u8 {
+        match self {
+            Outcome::Completed => b'c',
+            Outcome::Cancelled => b'x',
+            Outcome::Failed => b'f',
+            Outcome::Released => b'r',
+            Outcome::Stale => b's',
+        }
+    }
+
+    pub fn of(code: u8) -> Option<Outcome> {
+        Some(match code {
+            b'c' => Outcome::Completed,
+            b'x' => Outcome::Cancelled,
+            b'f' => Outcome::Failed,
+            b'r' => Outcome::Released,
+            b's' => Outcome::Stale,
+            _ => return None,
+        })
+    }
+
+    /// The word that the API has for a job that ended so.
+    pub fn state(self) -> &'static str {
+        match self {
+            Outcome::Completed => "completed",
+            Outcome::Cancelled => "cancelled",
+            Outcome::Failed => "failed",
+            Outcome::Released => "ready",
+            Outcome::Stale => "stale",
+        }
+    }
+}
+
+/// Checks that a log table has the expected columns at the expected places.
+pub fn verify(oid: Oid, name: &str, columns: &[&str]) -> Result<()> {
+    for (i, column) in columns.iter().enumerate() {
+        if table::column(oid, column) != Some(i as i16 + 1) {
+            return Err(Error::Layout(format!(
+                "table \"{name}\" of awa_queue has no column \"{column}\" at position {}",
+                i + 1
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,361 @@
+//! The three steps of a slot's life after it was current: sealed, closed, emptied. Each is meant for a
+//! transaction of its own, never waits for anybody, and says why it did nothing.
+//!
+//! Sealed: takes no new folds. Closed: no transaction that wrote into it is left and none can come, so its
+//! segments never change again. Emptied: every job of it has ended, proved by counts under the lock.
+
+use crate::error::{Error, Result};
+use crate::lane::{self, LaneId};
+use crate::pg::command;
+use crate::pg::horizon;
+use crate::pg::inject::{self, Mutant, Point};
+use crate::pg::lock::{self, Class, Mode, TableMode};
+use crate::pg::owner;
+use crate::pg::table::{self, Access, Table};
+use crate::pg::time;
+use crate::pg::xact;
+use crate::queue;
+use crate::receipt::MAX_SLOTS;
+use crate::ring::{self, Events, SlotState, Tables, View, RING_KEY};
+use crate::settings;
+use pgrx::datum::DatumWithOid;
+use pgrx::Spi;
+use std::fmt;
+
+/// What a step did, or why it did nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    Sealed { current: u8 },
+    Closed,
+    Emptied,
+    /// Another session is at the ring.
+    Busy,
+    NoEmptySlot,
+    IsCurrent,
+    NotOpen,
+    NotClosed,
+    WritersLeft,
+    /// Jobs that have not ended, of all jobs of the slot.
+    Open { open: i64, of: i64 },
+    /// Finished jobs are still to be seen for a while.
+    Retained,
+    /// An old snapshot may still want to read it.
+    Snapshot,
+    /// Somebody holds a lock on one of the tables.
+    Blocked,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Sealed { current } => write!(f, "sealed: slot {current} is current"),
+            Step::Closed => f.write_str("closed"),
+            Step::Emptied => f.write_str("emptied"),
+            Step::Busy => f.write_str("busy"),
+            Step::NoEmptySlot => f.write_str("no empty slot"),
+            Step::IsCurrent => f.write_str("current"),
+            Step::NotOpen => f.write_str("not open"),
+            Step::NotClosed => f.write_str("not closed"),
+            Step::WritersLeft => f.write_str("writers left"),
+            Step::Open { open, of } => write!(f, "open: {open} of {of}"),
+            Step::Retained => f.write_str("retained"),
+            Step::Snapshot => f.write_str("snapshot"),
+            Step::Blocked => f.write_str("blocked"),
+        }
+    }
+}
+
+/// The logs, in the order in which they are locked.
+const LOGS: [&str; 4] = ["ready", "segments", "claims", "closures"];
+
+fn begin(step: &str) -> Result<Tables> {
+    command::refuse_read_only(step)?;
+    command::require_read_committed(step)?;
+    let tables = ring::tables()?;
+    xact::watch(tables.ring, tables.queues);
+    Ok(tables)
+}
+
+/// Runs a statement of ours as the owner of the tables.
+fn run(tables: &Tables, sql: &str, args: &[DatumWithOid]) -> Result<()> {
+    owner::as_owner_of(tables.ring, || Spi::run_with_args(sql, args)).map_err(|e| failed(&e))
+}
+
+/// One bigint of a statement of ours; None where it is null.
+pub fn number(tables: &Tables, sql: &str) -> Result<Option<i64>> {
+    owner::as_owner_of(tables.ring, || Spi::get_one::<i64>(sql)).map_err(|e| failed(&e))
+}
+
+fn failed(e: &pgrx::spi::Error) -> Error {
+    Error::Internal(format!("a maintenance statement: {e}"))
+}
+
+fn add_event(tables: &Tables, no: i64, slot: u8, event: &str, generation: i64) -> Result<()> {
+    run(
+        tables,
+        "INSERT INTO awa_internal.ring (event_no, slot, event, generation, incarnation)
+         SELECT $1, $2, $3::pg_catalog.text::\"char\", $4, w.incarnation FROM awa_internal.world w",
+        &[no.into(), i16::from(slot).into(), event.into(), generation.into()],
+    )
+}
+
+/// Whether a slot's tables exist.
+fn exists(slot: u8) -> bool {
+    table::find("awa_internal", &format!("ready_{slot}")).is_some()
+}
+
+/// Makes an empty slot the current one. The one before takes no new folds from then on; a fold that is
+/// under way may still land in it.
+pub fn seal() -> Result<Step> {
+    let tables = begin("awa_internal.seal()")?;
+    if !lock::try_for_transaction(Class::Ring, RING_KEY, Mode::Exclusive) {
+        return Ok(Step::Busy);
+    }
+    let events = ring::read_events(tables.ring);
+    let empty = (0..MAX_SLOTS).filter(|s| events.state(*s) == SlotState::Empty && exists(*s));
+    let Some(slot) = empty.min_by_key(|s| events.generation(*s)) else {
+        return Ok(Step::NoEmptySlot);
+    };
+    let no = events.last + 1;
+    add_event(&tables, no, slot, "o", no)?;
+    xact::bump_ring_at_commit(tables.ring);
+    Ok(Step::Sealed { current: slot })
+}
+
+/// Closes a sealed slot into which nobody can write any more, and notes how far its lanes were appended.
+pub fn close(slot: u8) -> Result<Step> {
+    let tables = begin("awa_internal.close()")?;
+    if !lock::try_for_transaction(Class::Ring, RING_KEY, Mode::Exclusive) {
+        return Ok(Step::Busy);
+    }
+    let events = ring::read_events(tables.ring);
+    if let Some(why) = not_in_state(&events, slot, SlotState::Open, Step::NotOpen) {
+        return Ok(why);
+    }
+    let segments = ring::slot_relation("segments", slot)?;
+    // SHARE meets every writer's ROW EXCLUSIVE, which is held to its COMMIT, also by prepared transactions.
+    if !lock::try_lock_tables(&[segments], TableMode::Share) {
+        return Ok(Step::WritersLeft);
+    }
+    // Read after the lock, so nothing that was committed before it is missed.
+    run(
+        &tables,
+        &format!(
+            "INSERT INTO awa_internal.lanes AS l (lane_id, appended_through)
+             SELECT s.lane_id, pg_catalog.max(s.first_seq + s.n - 1)
+             FROM awa_internal.segments_{slot} s GROUP BY s.lane_id ORDER BY s.lane_id
+             ON CONFLICT (lane_id) DO UPDATE
+             SET appended_through = GREATEST(l.appended_through, excluded.appended_through)"
+        ),
+        &[],
+    )?;
+    add_event(&tables, events.last + 1, slot, "c", events.generation(slot))?;
+    xact::bump_ring_at_commit(tables.ring);
+    Ok(Step::Closed)
+}
+
+fn not_in_state(events: &Events, slot: u8, state: SlotState, otherwise: Step) -> Option<Step> {
+    if slot >= MAX_SLOTS || events.state(slot) == SlotState::Empty {
+        Some(otherwise)
+    } else if events.current == slot {
+        Some(Step::IsCurrent)
+    } else if events.state(slot) != state {
+        Some(otherwise)
+    } else {
+        None
+    }
+}
+
+/// Empties a closed slot of which every job has ended, whose retention is over (unless ignored) and which
+/// no older snapshot can want any more.
+pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
+    let tables = begin("awa_internal.empty()")?;
+    let events = ring::read_events(tables.ring);
+    if let Some(why) = not_in_state(&events, slot, SlotState::Closed, Step::NotClosed) {
+        return Ok(why);
+    }
+    // First without any lock: most tries end here.
+    if let Some(why) = unfinished(&tables, slot)? {
+        return Ok(why);
+    }
+    if !ignore_retention && is_retained(&tables, slot)? {
+        return Ok(Step::Retained);
+    }
+    if is_wanted_by_snapshot(&tables, slot)? {
+        return Ok(Step::Snapshot);
+    }
+    if !lock::try_for_transaction(Class::Ring, RING_KEY, Mode::Exclusive) {
+        return Ok(Step::Busy);
+    }
+    let oids = LOGS
+        .iter()
+        .map(|log| ring::slot_relation(log, slot))
+        .collect::<Result<Vec<_>>>()?;
+    if !lock::try_lock_tables(&oids, TableMode::AccessExclusive) {
+        return Ok(Step::Blocked);
+    }
+    // Proved again under the locks, with snapshots taken after them.
+    let events = ring::read_events(tables.ring);
+    if let Some(why) = not_in_state(&events, slot, SlotState::Closed, Step::NotClosed) {
+        return Ok(why);
+    }
+    if let Some(why) = unfinished(&tables, slot)? {
+        return Ok(why);
+    }
+    note_claimed(&tables, slot)?;
+    add_totals(&tables, slot)?;
+    let names: Vec<String> = LOGS.iter().map(|log| format!("awa_internal.{log}_{slot}")).collect();
+    run(&tables, &format!("TRUNCATE {}", names.join(", ")), &[])?;
+    run(&tables, "DELETE FROM awa_internal.ring WHERE slot = $1", &[i16::from(slot).into()])?;
+    add_event(&tables, events.last + 1, slot, "e", events.generation(slot))?;
+    if !inject::mutant(Mutant::EpochEmpty) {
+        xact::bump_ring_at_commit(tables.ring);
+    }
+    inject::reach(Point::MaintainEmptied);
+    Ok(Step::Emptied)
+}
+
+/// Every job of a slot has ended when the jobs of its segments are as many as its closures say. Claims and
+/// closures lie in the slot of their segments.
+fn unfinished(tables: &Tables, slot: u8) -> Result<Option<Step>> {
+    let jobs = number(
+        tables,
+        &format!("SELECT COALESCE(pg_catalog.sum(n), 0)::pg_catalog.int8 FROM awa_internal.segments_{slot}"),
+    )?
+    .unwrap_or(0);
+    let ended = number(
+        tables,
+        &format!(
+            "SELECT COALESCE(pg_catalog.sum(n), 0)::pg_catalog.int8 FROM awa_internal.closures_{slot}
+             WHERE outcome <> 's'"
+        ),
+    )?
+    .unwrap_or(0);
+    Ok((jobs != ended).then_some(Step::Open { open: jobs - ended, of: jobs }))
+}
+
+/// When the slot's last job ended, microseconds since 2000; None where it holds none.
+fn last_closed_at(tables: &Tables, slot: u8) -> Result<Option<i64>> {
+    number(
+        tables,
+        &format!(
+            "SELECT (pg_catalog.date_part('epoch', pg_catalog.max(closed_at) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::pg_catalog.int8
+             FROM awa_internal.closures_{slot}"
+        ),
+    )
+}
+
+/// The longest retention among the queues that have jobs in the slot, microseconds.
+fn retention_of(tables: &Tables, slot: u8) -> Result<i64> {
+    let default = queue::DEFAULT_RETENTION.approx_micros();
+    let longest = number(
+        tables,
+        &format!(
+            "SELECT (pg_catalog.date_part('epoch', pg_catalog.max(
+                        COALESCE((q.settings->>'retention')::pg_catalog.interval, interval '1 day'))) * 1000000)::pg_catalog.int8
+             FROM awa_internal.queues q
+             WHERE q.queue_id IN (SELECT DISTINCT (lane_id >> 8)::pg_catalog.int4 FROM awa_internal.segments_{slot})"
+        ),
+    )?;
+    Ok(longest.unwrap_or(default))
+}
+
+fn is_retained(tables: &Tables, slot: u8) -> Result<bool> {
+    let Some(closed_at) = last_closed_at(tables, slot)? else { return Ok(false) };
+    Ok(time::now() < closed_at.saturating_add(retention_of(tables, slot)?))
+}
+
+/// TRUNCATE is not MVCC: a dump whose snapshot is older than the last closure would find none of the jobs
+/// that waited at its snapshot.
+fn is_wanted_by_snapshot(tables: &Tables, slot: u8) -> Result<bool> {
+    let Some(closed_at) = last_closed_at(tables, slot)? else { return Ok(false) };
+    if time::now() >= closed_at.saturating_add(settings::snapshot_grace_micros()) {
+        return Ok(false);
+    }
+    let closures = Table::open(ring::slot_relation("closures", slot)?, Access::Read);
+    Ok(!horizon::everybody_sees(&closures))
+}
+
+/// Notes for each lane of the slot how far nothing is left to claim: below the lane's lowest segment in the
+/// other live slots, read dirty, since an open transaction may have an older one.
+fn note_claimed(tables: &Tables, slot: u8) -> Result<()> {
+    let view = ring::view()?;
+    let Some(this) = view.slot(slot).cloned() else {
+        return Err(Error::Internal(format!("slot {slot} is not live while it is emptied")));
+    };
+    for (lane, appended_through) in lanes_of(tables, slot)? {
+        let low = if inject::mutant(Mutant::LowMvcc) {
+            lowest_committed_elsewhere(tables, &view, lane, slot)?
+        } else {
+            lane::lowest_elsewhere(&view, lane, &this)?
+        };
+        let through = low.map_or(appended_through, |l| (l - 1).min(appended_through));
+        run(
+            tables,
+            "UPDATE awa_internal.lanes SET claimed_through = GREATEST(claimed_through, $2) WHERE lane_id = $1",
+            &[lane.0.into(), through.into()],
+        )?;
+    }
+    Ok(())
+}
+
+/// The wrong way, for the test that shows why it is wrong.
+fn lowest_committed_elsewhere(
+    tables: &Tables,
+    view: &View,
+    lane: LaneId,
+    except: u8,
+) -> Result<Option<i64>> {
+    let mut low: Option<i64> = None;
+    for s in view.slots.iter().filter(|s| s.no != except) {
+        let first = number(
+            tables,
+            &format!(
+                "SELECT pg_catalog.min(first_seq) FROM awa_internal.segments_{} WHERE lane_id = {}",
+                s.no, lane.0
+            ),
+        )?;
+        low = match (low, first) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+    }
+    Ok(low)
+}
+
+fn lanes_of(tables: &Tables, slot: u8) -> Result<Vec<(LaneId, i64)>> {
+    let sql = format!(
+        "SELECT l.lane_id, l.appended_through FROM awa_internal.lanes l
+         WHERE l.lane_id IN (SELECT lane_id FROM awa_internal.segments_{slot})"
+    );
+    owner::as_owner_of(tables.ring, || {
+        Spi::connect(|client| {
+            let rows = client.select(&sql, None, &[])?;
+            rows.map(|row| {
+                let lane = row.get::<i64>(1)?.unwrap_or(0);
+                Ok((LaneId(lane), row.get::<i64>(2)?.unwrap_or(0)))
+            })
+            .collect::<std::result::Result<Vec<_>, pgrx::spi::Error>>()
+        })
+    })
+    .map_err(|e| failed(&e))
+}
+
+/// Adds the slot's counts to the totals of its queues, which outlive it.
+fn add_totals(tables: &Tables, slot: u8) -> Result<()> {
+    run(
+        tables,
+        &format!(
+            "INSERT INTO awa_internal.queue_totals AS t (queue_id, outcome, n)
+             SELECT queue_id, outcome, pg_catalog.sum(n)::pg_catalog.int8 FROM (
+                 SELECT (s.lane_id >> 8)::pg_catalog.int4 AS queue_id, 'e'::\"char\" AS outcome, s.n
+                 FROM awa_internal.segments_{slot} s
+                 UNION ALL
+                 SELECT (c.lane_id >> 8)::pg_catalog.int4, x.outcome, x.n
+                 FROM awa_internal.closures_{slot} x JOIN awa_internal.claims_{slot} c USING (claim_no)) counted
+             GROUP BY queue_id, outcome ORDER BY queue_id, outcome
+             ON CONFLICT (queue_id, outcome) DO UPDATE SET n = t.n + excluded.n"
+        ),
+        &[],
+    )
+}

@@ -1,0 +1,403 @@
+//! Walking a lane's unresolved ranges: what is free, what is taken, what is still undecided.
+//!
+//! A position is free when a segment covers it that is committed (or the own transaction's) and no claim
+//! that is committed or in progress. The walk runs under the claim lock, so claims stand still; segments
+//! do not, and the rules for gaps come from that:
+//!
+//! - the frontier never passes the end of the last committed segment, since numbers above it come back when
+//!   their transaction aborts;
+//! - a gap below a committed segment is dead only after a second look that began after that segment was
+//!   seen, over all live slots of a view checked after it: a scan can miss an entry that is inserted behind
+//!   it and see a later one. A listed range lies below a committed segment that an earlier walk saw, so
+//!   walking it is the second look;
+//! - what the own transaction wrote counts as undecided for all that is remembered.
+
+use crate::lane::LaneId;
+use crate::live::{LiveSlot, Log, Merged, Span};
+use crate::logs::segments;
+use crate::pg::inject::{self, Mutant};
+use crate::pg::scan::Writer;
+use crate::pg::xact;
+use crate::ranges::{Kind, Range, RangeList, OPEN_END, UNKNOWN};
+use crate::receipt::MAX_PER_CLAIM;
+use crate::ring::{self, View};
+use std::rc::Rc;
+
+/// How long a range taken by open claims is left alone, in microseconds. An in-progress test per claim in
+/// flight made the walk six times as long with 32 workers.
+const CLAIMED_REST_MICROS: i64 = 50_000;
+
+/// Contiguous free positions of one segment that a claim takes.
+pub struct Pick {
+    pub seq: i64,
+    pub n: i64,
+    pub slot: Rc<LiveSlot>,
+    /// Of the own transaction: a claim row never crosses the border between these and committed ones.
+    pub own: bool,
+    /// Entry id of the first of these positions.
+    pub entry_id: i64,
+    /// Index of that position in the segment.
+    pub offset: usize,
+    pub runs: Rc<Vec<u8>>,
+    pub enqueued_at: i64,
+    /// A new claim row begins here: one row holds a contiguous range of one slot, own or committed, of at
+    /// most 1,024 jobs.
+    pub starts_claim: bool,
+}
+
+/// What a walk is for.
+pub struct Order {
+    pub lane: LaneId,
+    pub strict: bool,
+    /// How many positions to take; 0 only looks.
+    pub want: i64,
+    /// In how many claim rows at most.
+    pub max_claims: i64,
+    pub now: i64,
+}
+
+/// What a walk found.
+#[derive(Default)]
+pub struct Found {
+    pub list: RangeList,
+    pub picks: Vec<Pick>,
+    pub taken: i64,
+    /// When the first free position that was not taken was enqueued; None where there is none.
+    pub head_at: Option<i64>,
+}
+
+/// The ring changed under the walk: nothing that it saw counts.
+#[derive(Debug)]
+pub struct Moved;
+
+pub struct Walk<'a> {
+    view: &'a View,
+    order: Order,
+    segments: Merged,
+    claims: Merged,
+    next_xid: u64,
+    found: Found,
+    claim_rows: i64,
+    /// Jobs in the claim row that the last pick belongs to.
+    row_size: i64,
+}
+
+/// How the walk of one range ended.
+#[derive(PartialEq, Eq)]
+enum End {
+    Walked,
+    /// Enough was taken, or a strict lane's gate was met.
+    Stop,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(view: &'a View, slots: &[Rc<LiveSlot>], order: Order) -> Walk<'a> {
+        let lane = order.lane;
+        Walk {
+            view,
+            segments: Merged::new(Log::Segments, lane, slots),
+            claims: Merged::new(Log::Claims, lane, slots),
+            next_xid: xact::next_xid(),
+            order,
+            found: Found::default(),
+            claim_rows: 0,
+            row_size: 0,
+        }
+    }
+
+    /// Walks the list and returns its successor with what was taken. Ranges left alone at first are looked
+    /// at after all if not enough was found: a claim that was rolled back frees its jobs at once.
+    pub fn run(mut self, list: &RangeList) -> Result<Found, Moved> {
+        let rested = self.pass(list, true)?;
+        let enough = self.found.taken >= self.order.want && self.order.want > 0;
+        if rested && !enough && self.found.head_at.is_none() {
+            let again = std::mem::take(&mut self.found.list);
+            self.pass_rested(&again)?;
+        }
+        Ok(self.found)
+    }
+
+    fn pass(&mut self, list: &RangeList, rest: bool) -> Result<bool, Moved> {
+        let mut rested = false;
+        let mut done = 0;
+        let mut stopped = false;
+        for r in &list.ranges {
+            done += 1;
+            if r.tail {
+                if !self.order.strict && self.waits(r) {
+                    self.found.list.push(*r);
+                    continue;
+                }
+                // Its transaction has ended: what lies above is the frontier's again.
+                let fallen = Range { to: OPEN_END, seg: UNKNOWN, tail: false, kind: Kind::Open, ..*r };
+                self.walk(&fallen)?;
+                return Ok(rested);
+            }
+            if rest && self.rests(r) {
+                rested |= r.kind == Kind::Claimed;
+                self.found.list.push(*r);
+                continue;
+            }
+            if self.walk(r)? == End::Stop {
+                stopped = true;
+                break;
+            }
+        }
+        if stopped {
+            for r in &list.ranges[done..] {
+                self.found.list.push(*r);
+            }
+        }
+        Ok(rested)
+    }
+
+    /// Walks only what the first pass left alone and what can have changed.
+    fn pass_rested(&mut self, list: &RangeList) -> Result<(), Moved> {
+        let mut stopped = false;
+        for r in &list.ranges {
+            if !stopped && r.kind == Kind::Claimed && !r.tail && !self.waits(r) {
+                stopped = self.walk(r)? == End::Stop;
+            } else {
+                self.found.list.push(*r);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the one transaction that a range hangs on is still running, so that nothing in it can have
+    /// changed.
+    fn waits(&self, r: &Range) -> bool {
+        r.xid != 0 && xact::is_running(r.xid, self.next_xid)
+    }
+
+    fn rests(&self, r: &Range) -> bool {
+        if self.order.strict {
+            return false;
+        }
+        match r.kind {
+            Kind::Running => self.waits(r),
+            Kind::Claimed => {
+                self.order.now - r.checked < CLAIMED_REST_MICROS || self.waits(r)
+            }
+            Kind::Look | Kind::Open | Kind::Taken => false,
+        }
+    }
+
+    fn piece(&self, from: i64, to: i64, seg: i64, kind: Kind, xid: u32) -> Range {
+        let xid = if xid == 0 { 0 } else { xact::widen(xid, self.next_xid) };
+        Range::piece(from, to, seg, kind, xid, self.order.now)
+    }
+
+    fn walk(&mut self, r: &Range) -> Result<End, Moved> {
+        let open = r.to == OPEN_END;
+        let mut cur = r.from;
+        let mut seg = if r.seg == UNKNOWN { r.from } else { r.seg };
+        // End of the last committed segment: how far the frontier may go.
+        let mut committed_end = r.from;
+        let mut end = End::Walked;
+        let first_piece = self.found.list.ranges.len();
+
+        let straddle = r.edge && !inject::mutant(Mutant::Straddle);
+        self.claims.seek(r.from, r.to, straddle);
+        let mut claim = self.claims.next();
+        self.segments.seek(seg, r.to, r.seg == UNKNOWN);
+        while let Some(s) = self.next_segment() {
+            if s.first >= r.to {
+                break;
+            }
+            let send = s.end.min(r.to);
+            if send <= cur {
+                continue;
+            }
+            let committed = s.writer == Writer::Committed
+                || (matches!(s.writer, Writer::Own(_)) && inject::mutant(Mutant::OwnSegments));
+            let running = matches!(s.writer, Writer::Running(_));
+            if s.first > cur {
+                let dead = if !open {
+                    true // this walk began after the committed segment above was seen
+                } else if inject::mutant(Mutant::Frontier) {
+                    true
+                } else if running && self.order.strict {
+                    false
+                } else {
+                    self.gap_is_dead(cur, s.first)?
+                };
+                if !dead {
+                    if self.order.strict {
+                        seg = cur;
+                        end = End::Stop;
+                        break;
+                    }
+                    self.push(first_piece, r, self.piece(cur, s.first, UNKNOWN, Kind::Look, 0));
+                } else if open && !committed {
+                    // Empty now, and nobody can get these numbers while the segment above is alive; but
+                    // they come back when it aborts: they hang on its transaction.
+                    if let Writer::Running(xid) | Writer::Own(xid) = s.writer {
+                        self.push(first_piece, r, self.piece(cur, s.first, UNKNOWN, Kind::Running, xid));
+                    }
+                }
+                cur = s.first;
+            }
+            seg = s.first;
+            if let Writer::Running(xid) = s.writer {
+                if self.order.strict {
+                    end = End::Stop;
+                    break;
+                }
+                if inject::mutant(Mutant::SegmentInProgress) {
+                    committed_end = send;
+                } else {
+                    let start = if open { UNKNOWN } else { s.first };
+                    self.push(first_piece, r, self.piece(cur, send, start, Kind::Running, xid));
+                }
+                if inject::mutant(Mutant::Frontier) {
+                    committed_end = send;
+                }
+                cur = send;
+                seg = send;
+                continue;
+            }
+            if committed {
+                committed_end = committed_end.max(send);
+            }
+            while cur < send {
+                while claim.is_some_and(|c| c.end <= cur) {
+                    claim = self.claims.next();
+                }
+                match claim {
+                    Some(c) if c.first <= cur => {
+                        let to = c.end.min(send);
+                        let undecided = match c.writer {
+                            Writer::Committed => None,
+                            Writer::Own(x) => (!inject::mutant(Mutant::OwnClaims)).then_some(x),
+                            Writer::Running(x) => {
+                                (!inject::mutant(Mutant::ClaimInProgress)).then_some(x)
+                            }
+                        };
+                        if let Some(xid) = undecided {
+                            self.push(first_piece, r, self.piece(cur, to, s.first, Kind::Claimed, xid));
+                        }
+                        cur = to;
+                    }
+                    _ => {
+                        let free_end = claim.map_or(send, |c| c.first.min(send));
+                        let n = self.take(&s, cur, free_end);
+                        if n > 0 {
+                            let taken = self.piece(cur, cur + n, s.first, Kind::Taken, 0);
+                            self.push(first_piece, r, taken);
+                            cur += n;
+                        }
+                        if cur < free_end {
+                            self.note_head();
+                            end = End::Stop;
+                            break;
+                        }
+                    }
+                }
+            }
+            if cur >= send {
+                seg = send;
+            }
+            if end == End::Stop {
+                break;
+            }
+            if self.order.want > 0 && self.found.taken >= self.order.want {
+                // There may be more; what was taken last is about as old.
+                self.note_head();
+                end = End::Stop;
+                break;
+            }
+        }
+        if open {
+            self.close(r, first_piece, cur, committed_end, seg);
+        } else if end == End::Stop {
+            self.push(first_piece, r, self.piece(cur, r.to, seg, Kind::Look, 0));
+        }
+        Ok(end)
+    }
+
+    fn close(&mut self, r: &Range, first_piece: usize, cur: i64, committed_end: i64, seg: i64) {
+        let frontier = cur.min(committed_end);
+        let frontier_seg = if frontier == cur {
+            seg
+        } else if frontier == r.from {
+            r.seg
+        } else {
+            frontier
+        };
+        // Where nothing of this range is left in front of the frontier, its left border is still the old one.
+        let edge = r.edge && self.found.list.ranges.len() == first_piece && frontier == r.from;
+        if committed_end > r.from {
+            self.found.list.tail_is_covered();
+        }
+        self.found.list.close_walk(frontier, frontier_seg, edge);
+    }
+
+    /// Adds a piece of range `r`; the first one that starts where the range does keeps its edge.
+    fn push(&mut self, first_piece: usize, r: &Range, mut piece: Range) {
+        if piece.from == r.from && self.found.list.ranges.len() == first_piece {
+            piece.edge |= r.edge;
+        }
+        self.found.list.push(piece);
+    }
+
+    fn next_segment(&mut self) -> Option<Span> {
+        self.segments.next()
+    }
+
+    fn gap_is_dead(&mut self, from: i64, before: i64) -> Result<bool, Moved> {
+        if inject::mutant(Mutant::SecondLook) {
+            return Ok(true);
+        }
+        if !inject::mutant(Mutant::EpochClaim) && !ring::is_current(self.view) {
+            return Err(Moved);
+        }
+        Ok(!self.segments.reaches_into(from, before))
+    }
+
+    fn note_head(&mut self) {
+        if self.found.head_at.is_none() {
+            self.found.head_at =
+                self.segments.here().map(|(_, scan)| scan.i64(segments::ENQUEUED_AT));
+        }
+    }
+
+    /// Takes free positions [from, to) as far as they are wanted and returns how many.
+    fn take(&mut self, s: &Span, from: i64, to: i64) -> i64 {
+        let n = (to - from).min(self.order.want - self.found.taken);
+        if n <= 0 {
+            return 0;
+        }
+        let own = matches!(s.writer, Writer::Own(_));
+        let Some((slot, scan)) = self.segments.here() else { return 0 };
+        let starts_claim = !self.found.picks.last().is_some_and(|p| {
+            p.seq + p.n == from
+                && p.own == own
+                && p.slot.slot.no == slot.slot.no
+                && self.row_size + n <= MAX_PER_CLAIM
+        });
+        if starts_claim && self.claim_rows >= self.order.max_claims {
+            return 0;
+        }
+        let offset = (from - s.first) as usize;
+        let pick = Pick {
+            seq: from,
+            n,
+            slot: slot.clone(),
+            own,
+            entry_id: scan.i64(segments::FIRST_ENTRY_ID) + offset as i64,
+            offset,
+            runs: Rc::new(scan.bytes(segments::RUNS).unwrap_or_default()),
+            enqueued_at: scan.i64(segments::ENQUEUED_AT),
+            starts_claim,
+        };
+        if starts_claim {
+            self.claim_rows += 1;
+            self.row_size = 0;
+        }
+        self.row_size += n;
+        self.found.picks.push(pick);
+        self.found.taken += n;
+        n
+    }
+}
