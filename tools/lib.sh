@@ -48,7 +48,11 @@ pgroot() {
     if ! as_server_user test -x "$dir"; then
         dir=$(mktemp -d "${TMPDIR:-/tmp}/awa_pg.XXXXXX")
         chmod 755 "$dir"
-        as_server_user test -x "$dir" || { dir=$(mktemp -d /tmp/awa_pg.XXXXXX); chmod 755 "$dir"; }
+        if ! as_server_user test -x "$dir"; then
+            # TMPDIR was a folder of one user alone.
+            dir=$(TMPDIR='' mktemp -d -t awa_pg.XXXXXX)
+            chmod 755 "$dir"
+        fi
     fi
     printf '%s\n' "$dir" >"$note"
     echo "$dir"
