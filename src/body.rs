@@ -39,13 +39,15 @@ impl Body {
             attempt: row.i16(ready::ATTEMPT).unwrap_or(1),
             max_attempts: row.i16(ready::MAX_ATTEMPTS).unwrap_or(1),
             kind: row.varlena(ready::KIND).map(Varlena::flattened),
-            args: row.varlena(ready::ARGS).map_or_else(
-                || crate::pg::datum::jsonb_from_text("null"),
-                Varlena::flattened,
-            ),
+            args: row
+                .varlena(ready::ARGS)
+                .map_or_else(|| crate::pg::datum::jsonb_from_text("null"), Varlena::flattened),
             rest: row.varlena(ready::REST).map(|v| {
                 let raw = v.flattened();
-                Rest { raw, record: Record::read(raw) }
+                Rest {
+                    raw,
+                    record: Record::read(raw),
+                }
             }),
         }
     }
@@ -56,12 +58,18 @@ impl Body {
 
     /// When the job was first enqueued; `segment_at` is when this entry was.
     pub fn enqueued_at(&self, segment_at: i64) -> i64 {
-        self.rest.as_ref().and_then(|r| r.record.i64(rest::ENQUEUED_AT)).unwrap_or(segment_at)
+        self.rest
+            .as_ref()
+            .and_then(|r| r.record.i64(rest::ENQUEUED_AT))
+            .unwrap_or(segment_at)
     }
 
     /// When it became ready.
     pub fn run_at(&self, segment_at: i64) -> i64 {
-        self.rest.as_ref().and_then(|r| r.record.i64(rest::RUN_AT)).unwrap_or(segment_at)
+        self.rest
+            .as_ref()
+            .and_then(|r| r.record.i64(rest::RUN_AT))
+            .unwrap_or(segment_at)
     }
 }
 
@@ -90,7 +98,10 @@ pub struct Reader {
 
 impl Reader {
     pub fn new() -> Reader {
-        Reader { snapshot: Latest::take_active(), tables: HashMap::new() }
+        Reader {
+            snapshot: Latest::take_active(),
+            tables: HashMap::new(),
+        }
     }
 
     /// The body of entry `entry_id`, the k-th row of a segment with these runs; None where no such row is
@@ -104,8 +115,12 @@ impl Reader {
         if let Some(row) = direct {
             return Ok(Some(Body::from_row(entry_id, &row)));
         }
-        let Some(place) = search(table, &self.snapshot, entry_id) else { return Ok(None) };
-        Ok(fetcher.fetch(place, entry_id).map(|row| Body::from_row(entry_id, &row)))
+        let Some(place) = search(table, &self.snapshot, entry_id) else {
+            return Ok(None);
+        };
+        Ok(fetcher
+            .fetch(place, entry_id)
+            .map(|row| Body::from_row(entry_id, &row)))
     }
 }
 
@@ -114,7 +129,12 @@ fn search(table: &Table, snapshot: &Latest, entry_id: i64) -> Option<Place> {
     let found = MAP.with(|m| {
         m.borrow().as_ref().and_then(|map| {
             let same = map.table == table.oid() && map.storage == table.storage();
-            same.then(|| map.places.get(&entry_id).copied().ok_or(map.blocks == table.blocks()))
+            same.then(|| {
+                map.places
+                    .get(&entry_id)
+                    .copied()
+                    .ok_or(map.blocks == table.blocks())
+            })
         })
     });
     match found {
@@ -133,8 +153,12 @@ fn search(table: &Table, snapshot: &Latest, entry_id: i64) -> Option<Place> {
     });
     let place = places.get(&entry_id).copied();
     MAP.with(|m| {
-        *m.borrow_mut() =
-            Some(Map { table: table.oid(), storage: table.storage(), blocks, places });
+        *m.borrow_mut() = Some(Map {
+            table: table.oid(),
+            storage: table.storage(),
+            blocks,
+            places,
+        });
     });
     place
 }

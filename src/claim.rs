@@ -75,7 +75,11 @@ pub fn claim(request: &Request, out: &mut ResultSet) -> Result<()> {
                 break;
             }
             let of_queue = by_queue.entry(visit.queue.id).or_insert(0);
-            let want = if round < rounds { left.min(share - *of_queue) } else { left };
+            let want = if round < rounds {
+                left.min(share - *of_queue)
+            } else {
+                left
+            };
             if want <= 0 || visit.exhausted {
                 continue;
             }
@@ -122,7 +126,9 @@ fn steps_of_age(queue: &Queue, waited: i64) -> i64 {
 
 /// Priority after ageing: one step for each whole `aging_interval` that the job has waited.
 fn effective_priority(queue: &Queue, priority: u8, waited: i64) -> u8 {
-    i64::from(priority).saturating_sub(steps_of_age(queue, waited)).max(1) as u8
+    i64::from(priority)
+        .saturating_sub(steps_of_age(queue, waited))
+        .max(1) as u8
 }
 
 /// The lanes of the queues that may hold something, by effective priority, then by the age of their head;
@@ -143,7 +149,11 @@ fn lanes_to_visit(request: &Request, live: &mut Live, now: i64) -> Result<Vec<Vi
                 }
                 let head = head_of(live, queue, lane, priority, now)?;
                 let effective = effective_priority(queue, priority, head.map_or(0, |at| now - at));
-                let visit = Visit { lane, queue: queue.clone(), exhausted: false };
+                let visit = Visit {
+                    lane,
+                    queue: queue.clone(),
+                    exhausted: false,
+                };
                 lanes.push((effective, head.unwrap_or(now), visit));
             }
         }
@@ -155,33 +165,24 @@ fn lanes_to_visit(request: &Request, live: &mut Live, now: i64) -> Result<Vec<Vi
 /// Told by shared memory alone: every seq that was given out is below the frontier and nothing is
 /// undecided.
 fn is_surely_empty(live: &Live, lane: LaneId) -> bool {
-    shmem::find(live.view.incarnation, lane.0)
-        .is_some_and(|e| e.next().is_some_and(|next| e.low() == next))
+    shmem::find(live.view.incarnation, lane.0).is_some_and(|e| e.next().is_some_and(|next| e.low() == next))
 }
 
 /// When the lane's first free job was enqueued, as known or as found by a look without the claim lock.
 /// Only needed where ageing can change the order.
-fn head_of(
-    live: &mut Live,
-    queue: &Queue,
-    lane: LaneId,
-    priority: u8,
-    now: i64,
-) -> Result<Option<i64>> {
+fn head_of(live: &mut Live, queue: &Queue, lane: LaneId, priority: u8, now: i64) -> Result<Option<i64>> {
     if priority == 1 || queue.aging == 0 {
         return Ok(LANES.with(|l| l.borrow().get(&lane).and_then(|k| k.head_at)));
     }
     let (head, looked) = LANES.with(|l| {
-        l.borrow().get(&lane).map_or((None, 0), |k| (k.head_at, k.looked_at))
+        l.borrow()
+            .get(&lane)
+            .map_or((None, 0), |k| (k.head_at, k.looked_at))
     });
     if head.is_some() || now - looked < queue.aging / LOOKS_PER_AGING {
         return Ok(head);
     }
-    let list = known_list(live, lane)?;
-    let slots = live.for_lane(lane, list.low())?;
-    let order = Order { lane, strict: queue.strict, want: 0, max_claims: 0, now };
-    let found = Walk::new(&live.view, &slots, order).run(&list).ok();
-    let head = found.and_then(|f| f.head_at);
+    let head = self::head(live, lane, queue.strict)?;
     remember(lane, |k| {
         k.head_at = head;
         k.looked_at = now;
@@ -268,14 +269,31 @@ fn take_turn(
         let list = match &shared {
             Some(entry) => {
                 let (ranges, _) = entry.load();
-                if ranges.is_empty() { cold } else { RangeList { ranges } }
+                if ranges.is_empty() {
+                    cold
+                } else {
+                    RangeList { ranges }
+                }
             }
             None => cold,
         };
         let now = time::now();
-        let order = Order { lane, strict: visit.queue.strict, want, max_claims: numbers, now };
-        let Ok(found) = Walk::new(&live.view, &slots, order).run(&list) else { continue };
-        let Found { list, picks, taken: n, head_at } = found;
+        let order = Order {
+            lane,
+            strict: visit.queue.strict,
+            want,
+            max_claims: numbers,
+            now,
+        };
+        let Ok(found) = Walk::new(&live.view, &slots, order).run(&list) else {
+            continue;
+        };
+        let Found {
+            list,
+            picks,
+            taken: n,
+            head_at,
+        } = found;
         let list = if n > 0 {
             list.settle(xact::widen(xact::current_xid(), xact::next_xid()))
         } else {
@@ -293,7 +311,9 @@ fn take_turn(
         });
         for (row, made) in rows {
             let slot = &made.picks[0].slot;
-            row.enter_rest(&slot.claims, &slot.claim_indexes, &claims::BY_SEQ);
+            if let Some(indexes) = &slot.claim_indexes {
+                row.enter_rest(&slot.claims, indexes, &claims::BY_SEQ);
+            }
             taken.push(made);
         }
         return Ok((n, head_at.is_some()));
@@ -311,19 +331,21 @@ fn first_walk(live: &mut Live, visit: &Visit) -> Result<RangeList> {
         return Ok(list);
     }
     let slots = live.for_lane(lane, list.low())?;
-    let order =
-        Order { lane, strict: visit.queue.strict, want: 0, max_claims: 0, now: time::now() };
-    Ok(Walk::new(&live.view, &slots, order).run(&list).map_or(list, |f| f.list))
+    let order = Order {
+        lane,
+        strict: visit.queue.strict,
+        want: 0,
+        max_claims: 0,
+        now: time::now(),
+    };
+    Ok(Walk::new(&live.view, &slots, order)
+        .run(&list)
+        .map_or(list, |f| f.list))
 }
 
 /// Inserts one claim row per contiguous range: of one slot, at most 1,024 jobs, own or committed ones.
 /// Under the claim lock; the entries that order claims in their lane are made here, the others after it.
-fn insert_claims(
-    visit: &Visit,
-    picks: Vec<Pick>,
-    request: &Request,
-    now: i64,
-) -> Vec<(Appended, Taken)> {
+fn insert_claims(visit: &Visit, picks: Vec<Pick>, request: &Request, now: i64) -> Vec<(Appended, Taken)> {
     let lease = request.lease.unwrap_or(visit.queue.lease);
     let expires_at = lease.after(now);
     let mut groups: Vec<Vec<Pick>> = Vec::new();
@@ -353,7 +375,9 @@ fn insert_claims(
                     request.worker.into(),
                 ],
             );
-            row.enter_ordering(&slot.claims, &slot.claim_indexes, &claims::BY_SEQ);
+            if let Some(indexes) = &slot.claim_indexes {
+                row.enter_ordering(&slot.claims, indexes, &claims::BY_SEQ);
+            }
             let made = Taken {
                 queue: visit.queue.clone(),
                 lane: visit.lane,
@@ -368,7 +392,6 @@ fn insert_claims(
         .collect()
 }
 
-
 /// Reads the rows of what was taken and returns them. Rows that are nowhere are reported, not returned.
 fn deliver(taken: &[Taken], now: i64, out: &mut ResultSet) -> Result<Vec<Receipt>> {
     let mut reader = Reader::new();
@@ -377,10 +400,13 @@ fn deliver(taken: &[Taken], now: i64, out: &mut ResultSet) -> Result<Vec<Receipt
         for pick in &t.picks {
             for k in 0..pick.n {
                 let index = (pick.seq + k - t.first_seq) as u16;
-                let receipt = Receipt { claim_no: t.claim_no, slot: pick.slot.slot.no, index };
+                let receipt = Receipt {
+                    claim_no: t.claim_no,
+                    slot: pick.slot.slot.no,
+                    index,
+                };
                 let offset = pick.offset + k as usize;
-                let body =
-                    reader.read(&pick.slot.slot, &pick.runs, offset, pick.entry_id + k)?;
+                let body = reader.read(&pick.slot.slot, &pick.runs, offset, pick.entry_id + k)?;
                 match body {
                     Some(body) => out.push(&result_row(t, pick, receipt, &body, now)),
                     None => lost.push(receipt),
@@ -398,7 +424,8 @@ fn result_row(t: &Taken, pick: &Pick, receipt: Receipt, body: &Body, now: i64) -
         receipt.encode().into(),
         body.job_id.into(),
         t.queue.name.as_str().into(),
-        body.kind.map_or_else(|| t.queue.name.as_str().into(), Value::from),
+        body.kind
+            .map_or_else(|| t.queue.name.as_str().into(), Value::from),
         body.args.into(),
         i32::from(priority).into(),
         i32::from(effective).into(),
@@ -418,6 +445,23 @@ fn result_row(t: &Taken, pick: &Pick, receipt: Receipt, body: &Body, now: i64) -
     ]
 }
 
+/// When the first free job of a lane was enqueued, found by a walk that takes nothing.
+pub fn head(live: &mut Live, lane: LaneId, strict: bool) -> Result<Option<i64>> {
+    let list = known_list(live, lane)?;
+    let slots = live.for_lane(lane, list.low())?;
+    let order = Order {
+        lane,
+        strict,
+        want: 0,
+        max_claims: 0,
+        now: time::now(),
+    };
+    Ok(Walk::new(&live.view, &slots, order)
+        .run(&list)
+        .ok()
+        .and_then(|found| found.head_at))
+}
+
 /// The ranges that this session would start from, for looking at them.
 pub fn describe(lane: LaneId) -> Result<String> {
     let view = ring::view()?;
@@ -426,7 +470,7 @@ pub fn describe(lane: LaneId) -> Result<String> {
     let next = entry.as_ref().and_then(shmem::Entry::next);
     let list = match shared {
         Some(ranges) => RangeList { ranges },
-        None => known_list(&Live::new(view), lane)?,
+        None => known_list(&Live::for_reading(view), lane)?,
     };
     Ok(match next {
         Some(next) => format!("{list} next={next}"),

@@ -5,6 +5,7 @@
 //! transaction that is still open is waited for, after everything short was given back, and looked at
 //! again, since it may roll back.
 
+use crate::bits::Bits;
 use crate::body::{Body, Reader};
 use crate::enqueue::{self, Entry};
 use crate::error::{Error, Result};
@@ -22,7 +23,7 @@ use crate::pg::scan::{Cond, Direction, Scan, Writer};
 use crate::pg::table::{Access, Table};
 use crate::pg::time;
 use crate::queue;
-use crate::receipt::{block_floor, Receipt, CLAIMS_PER_BLOCK, MAX_PER_CLAIM};
+use crate::receipt::{block_floor, Receipt, CLAIMS_PER_BLOCK};
 use crate::ring::{self, Slot, View};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -116,36 +117,6 @@ fn group(receipts: &[Option<i64>]) -> Vec<Group> {
     groups
 }
 
-/// A bitmap over the indexes of a claim.
-#[derive(Clone)]
-struct Bits([u8; MAX_PER_CLAIM as usize / 8]);
-
-impl Bits {
-    fn none() -> Bits {
-        Bits([0; MAX_PER_CLAIM as usize / 8])
-    }
-
-    fn of(bytes: Option<&[u8]>) -> Bits {
-        let mut bits = Bits::none();
-        match bytes {
-            None => bits.0.fill(0xff),
-            Some(b) => {
-                let n = b.len().min(bits.0.len());
-                bits.0[..n].copy_from_slice(&b[..n]);
-            }
-        }
-        bits
-    }
-
-    fn has(&self, i: u16) -> bool {
-        self.0[usize::from(i) / 8] & (1 << (i % 8)) != 0
-    }
-
-    fn set(&mut self, i: u16) {
-        self.0[usize::from(i) / 8] |= 1 << (i % 8);
-    }
-}
-
 /// What the closures of a claim say, by outcome.
 struct Closed {
     by: Vec<(Outcome, Bits)>,
@@ -188,7 +159,13 @@ pub fn finish(receipts: &[Option<i64>], what: &Finish, out: Option<&mut ResultSe
     }
     if let Some(out) = out {
         for (i, receipt) in receipts.iter().enumerate() {
-            out.push(&result_row(&view, *receipt, fates[i], what.outcome, jobs[i].as_ref())?);
+            out.push(&result_row(
+                &view,
+                *receipt,
+                fates[i],
+                what.outcome,
+                jobs[i].as_ref(),
+            )?);
         }
     }
     command::next_command();
@@ -203,7 +180,10 @@ fn refuse_stale(receipts: &[Option<i64>], fates: &[Fate]) -> Result<()> {
         .filter_map(|(r, _)| *r)
         .collect();
     match stale.first() {
-        Some(first) => Err(Error::Stale { stale: stale.len(), first: *first }),
+        Some(first) => Err(Error::Stale {
+            stale: stale.len(),
+            first: *first,
+        }),
         None => Ok(()),
     }
 }
@@ -218,12 +198,7 @@ fn missing(claim_no: i64) -> Fate {
     }
 }
 
-fn close_group(
-    slot: &CloseSlot,
-    g: &Group,
-    what: &Finish,
-    fates: &mut [Fate],
-) -> Result<Option<Claim>> {
+fn close_group(slot: &CloseSlot, g: &Group, what: &Finish, fates: &mut [Fate]) -> Result<Option<Claim>> {
     loop {
         inject::reach(Point::CloseBeforeLock);
         let lock = ShortLock::acquire(Class::Close, g.claim_no as u64, Mode::Exclusive);
@@ -279,14 +254,18 @@ fn read_closures(slot: &CloseSlot, g: &Group, claim: &Claim) -> std::result::Res
     scan.seek(&[Cond::Eq(g.claim_no)]);
     while scan.next(Direction::Forward) {
         let writer = scan.writer();
-        let Some(outcome) = Outcome::of(scan.char(closures::OUTCOME)) else { continue };
+        let Some(outcome) = Outcome::of(scan.char(closures::OUTCOME)) else {
+            continue;
+        };
         if outcome == Outcome::Stale {
             continue;
         }
         let bits = Bits::of(scan.bytes(closures::WHICH).as_deref());
         if let Writer::Running(xid) = writer {
-            let wanted =
-                g.members.iter().any(|(_, k)| i64::from(*k) < claim.n && bits.has(*k));
+            let wanted = g
+                .members
+                .iter()
+                .any(|(_, k)| i64::from(*k) < claim.n && bits.has(*k));
             if wanted {
                 return Err(xid);
             }
@@ -331,8 +310,15 @@ fn append_closures(
     let mut rows = Vec::new();
     if fresh > 0 {
         let whole = fresh == claim.n && closed.by.is_empty();
-        let which = (!whole).then(|| datum::bytea(&mine.0[..(claim.n as usize).div_ceil(8)]));
-        rows.push(closure_row(slot, g.claim_no, fresh, what.outcome, which, what.reason));
+        let which = (!whole).then(|| datum::bytea(mine.stored(claim.n)));
+        rows.push(closure_row(
+            slot,
+            g.claim_no,
+            fresh,
+            what.outcome,
+            which,
+            what.reason,
+        ));
     }
     if stale > 0 {
         rows.push(closure_row(slot, g.claim_no, stale, Outcome::Stale, None, None));
@@ -385,23 +371,30 @@ fn read_jobs(
     let mut reader = Reader::new();
     let mut locators: HashMap<u8, Locator> = HashMap::new();
     for g in groups {
-        let (Some(claim), Some(slot)) = (claims_of.get(&(g.claim_no, g.slot)), view.slot(g.slot))
-        else {
+        let (Some(claim), Some(slot)) = (claims_of.get(&(g.claim_no, g.slot)), view.slot(g.slot)) else {
             continue;
         };
         if !locators.contains_key(&g.slot) {
             locators.insert(g.slot, Locator::open(slot)?);
         }
-        let Some(locator) = locators.get_mut(&g.slot) else { continue };
+        let Some(locator) = locators.get_mut(&g.slot) else {
+            continue;
+        };
         for (i, k) in &g.members {
             if i64::from(*k) >= claim.n {
                 continue;
             }
             let seq = claim.first_seq + i64::from(*k);
-            let Some(at) = locator.find(claim.lane, seq) else { continue };
+            let Some(at) = locator.find(claim.lane, seq) else {
+                continue;
+            };
             let k = (seq - at.first_seq) as usize;
             if let Some(body) = reader.read(slot, &at.runs, k, at.first_entry + k as i64)? {
-                jobs[*i] = Some(Job { lane: claim.lane, body, segment_at: at.enqueued_at });
+                jobs[*i] = Some(Job {
+                    lane: claim.lane,
+                    body,
+                    segment_at: at.enqueued_at,
+                });
             }
         }
     }
@@ -429,7 +422,10 @@ impl Locator {
     pub fn open(slot: &Slot) -> Result<Locator> {
         let table = Rc::new(Table::open(slot.segments, Access::Read));
         let index = index::scannable(&table, &segments::BY_SEQ)?;
-        Ok(Locator { scan: Scan::dirty(&table, &index, 2), at: None })
+        Ok(Locator {
+            scan: Scan::dirty(&table, &index, 2),
+            at: None,
+        })
     }
 
     pub fn find(&mut self, lane: LaneId, seq: i64) -> Option<At> {
@@ -438,7 +434,10 @@ impl Locator {
         }
         // The next segment of a range, or a claim that begins with a segment: one step forward. Else the
         // last segment that begins at or before it.
-        let follows = self.at.as_ref().is_some_and(|at| at.lane == lane && at.end <= seq);
+        let follows = self
+            .at
+            .as_ref()
+            .is_some_and(|at| at.lane == lane && at.end <= seq);
         let stepped = follows && self.step(lane, Direction::Forward);
         if !(stepped && self.covers(lane, seq)) {
             self.scan.seek(&[Cond::Eq(lane.0), Cond::AtLeast(seq)]);
@@ -456,7 +455,9 @@ impl Locator {
     }
 
     fn covers(&self, lane: LaneId, seq: i64) -> bool {
-        self.at.as_ref().is_some_and(|at| at.lane == lane && at.first_seq <= seq && seq < at.end)
+        self.at
+            .as_ref()
+            .is_some_and(|at| at.lane == lane && at.first_seq <= seq && seq < at.end)
     }
 
     fn step(&mut self, lane: LaneId, direction: Direction) -> bool {
@@ -482,7 +483,12 @@ fn put_back(jobs: &[Option<Job>], fates: &[Fate]) -> Result<()> {
     let view = ring::view_for_write()?;
     let mut by_lane: Vec<(LaneId, Vec<Entry>)> = Vec::new();
     let mut seen = std::collections::HashSet::new();
-    for job in jobs.iter().zip(fates).filter(|(_, f)| **f == Fate::Ended).filter_map(|(j, _)| j.as_ref()) {
+    for job in jobs
+        .iter()
+        .zip(fates)
+        .filter(|(_, f)| **f == Fate::Ended)
+        .filter_map(|(j, _)| j.as_ref())
+    {
         if !seen.insert(job.body.entry_id) {
             continue; // the receipt twice in one call
         }
@@ -516,11 +522,7 @@ fn rest_of_moved(view: &View, job: &Job) -> Varlena {
     }
     values[rest::ENQUEUED_AT] = job.body.enqueued_at(job.segment_at).into();
     values[rest::RUN_AT] = Value::Null;
-    composite::build(rest_row_type(view), &values)
-}
-
-fn rest_row_type(view: &View) -> crate::pg::table::Oid {
-    view.tables.rest_type
+    composite::build(view.tables.rest_type, &values)
 }
 
 fn result_row(
@@ -536,10 +538,16 @@ fn result_row(
         Fate::Unknown => "unknown",
     };
     let mut row = [Value::Null; 8];
-    row[0] = if fate == Fate::Unknown && receipt.is_none() { Value::Null } else { receipt.into() };
+    row[0] = if fate == Fate::Unknown && receipt.is_none() {
+        Value::Null
+    } else {
+        receipt.into()
+    };
     row[5] = state.into();
     row[7] = (fate == Fate::Ended).into();
-    let Some(job) = job.filter(|_| fate != Fate::Unknown) else { return Ok(row) };
+    let Some(job) = job.filter(|_| fate != Fate::Unknown) else {
+        return Ok(row);
+    };
     let queue = queue::find_by_id(view, job.lane.queue_id())?;
     let queue_name = queue.as_ref().map(|q| q.name.as_str());
     row[1] = job.body.job_id.into();
@@ -559,7 +567,10 @@ pub fn close_lost(lost: &[Receipt]) -> Result<()> {
         return Ok(());
     }
     crate::pg::warn::warning(
-        &format!("{} jobs were closed as failed because their rows are lost", lost.len()),
+        &format!(
+            "{} jobs were closed as failed because their rows are lost",
+            lost.len()
+        ),
         "Check the ready tables in schema awa_internal for damage or for rows that somebody removed.",
     );
     let receipts: Vec<Option<i64>> = lost.iter().map(|r| Some(r.encode())).collect();
@@ -576,24 +587,34 @@ mod tests {
     use super::*;
 
     fn receipt(claim_no: i64, index: u16) -> Option<i64> {
-        Some(Receipt { claim_no, slot: 3, index }.encode())
+        Some(
+            Receipt {
+                claim_no,
+                slot: 3,
+                index,
+            }
+            .encode(),
+        )
     }
 
     #[test]
     fn receipts_are_grouped_by_claim_whatever_their_order() {
-        let groups =
-            group(&[receipt(9, 4), None, receipt(7, 1), receipt(9, 2), Some(-5), receipt(7, 1)]);
+        let groups = group(&[
+            receipt(9, 4),
+            None,
+            receipt(7, 1),
+            receipt(9, 2),
+            Some(-5),
+            receipt(7, 1),
+        ]);
         assert_eq!(groups.len(), 2);
-        assert_eq!((groups[0].claim_no, groups[0].members.clone()), (7, vec![(2, 1), (5, 1)]));
-        assert_eq!((groups[1].claim_no, groups[1].members.clone()), (9, vec![(3, 2), (0, 4)]));
-    }
-
-    #[test]
-    fn a_bitmap_without_bytes_means_all() {
-        assert!(Bits::of(None).has(1023));
-        let mut b = Bits::none();
-        b.set(9);
-        let again = Bits::of(Some(&b.0[..2]));
-        assert!(again.has(9) && !again.has(8) && !again.has(1000));
+        assert_eq!(
+            (groups[0].claim_no, groups[0].members.clone()),
+            (7, vec![(2, 1), (5, 1)])
+        );
+        assert_eq!(
+            (groups[1].claim_no, groups[1].members.clone()),
+            (9, vec![(3, 2), (0, 4)])
+        );
     }
 }

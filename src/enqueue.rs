@@ -114,7 +114,13 @@ fn append_chunk(target: &Target, lane: LaneId, chunk: &[Entry], ids: &mut Vec<i6
     let mut done = 0;
     while done < places.len() {
         let (runs, n) = runs::gather(&places[done..]);
-        append_segment(target, lane, first_entry + done as i64, n as i64, &runs::encode(&runs))?;
+        append_segment(
+            target,
+            lane,
+            first_entry + done as i64,
+            n as i64,
+            &runs::encode(&runs),
+        )?;
         done += n;
     }
     ids.extend(first_entry..first_entry + chunk.len() as i64);
@@ -132,13 +138,7 @@ fn enter_ready_indexes(target: &Target, chunk: &[Entry], appended: &[Appended]) 
 }
 
 /// Reserves the seqs of one segment and appends its row; the lane lock is held for that and no longer.
-fn append_segment(
-    target: &Target,
-    lane: LaneId,
-    first_entry: i64,
-    n: i64,
-    runs: &[u8],
-) -> Result<()> {
+fn append_segment(target: &Target, lane: LaneId, first_entry: i64, n: i64, runs: &[u8]) -> Result<()> {
     let runs = datum::bytea(runs);
     let mut use_index = false;
     loop {

@@ -13,25 +13,49 @@ pub enum Error {
     /// A required argument is NULL.
     Null(&'static str),
     /// An element that must not be NULL is; the position counts from 1.
-    NullElement { argument: &'static str, position: usize },
+    NullElement {
+        argument: &'static str,
+        position: usize,
+    },
     /// A value out of its range or of an unknown word.
-    BadValue { what: String, hint: String },
+    BadValue {
+        what: String,
+        hint: String,
+    },
     /// A key that a jsonb argument may not have.
-    UnknownKey { argument: &'static str, key: String, known: &'static [&'static str] },
+    UnknownKey {
+        argument: &'static str,
+        key: String,
+        known: &'static [&'static str],
+    },
     /// Parallel arrays of different lengths.
-    Lengths { first: &'static str, first_len: usize, second: &'static str, second_len: usize },
+    Lengths {
+        first: &'static str,
+        first_len: usize,
+        second: &'static str,
+        second_len: usize,
+    },
     ManyDimensions(String),
     NoSuchQueue(String),
     QueueBeingCreated(String),
     /// A limit of size or number.
-    Limit { what: String, hint: String },
+    Limit {
+        what: String,
+        hint: String,
+    },
     NotBuilt(String),
     ReadOnly(String),
     Standby(String),
     NeedsReadCommitted(String),
     InTransactionBlock(String),
-    Stale { stale: usize, first: i64 },
-    LibraryTooOld { protocol: i32, layout: i32 },
+    Stale {
+        stale: usize,
+        first: i64,
+    },
+    LibraryTooOld {
+        protocol: i32,
+        layout: i32,
+    },
     NotInstalled,
     /// A log table lacks an index or column that this library needs.
     Layout(String),
@@ -41,11 +65,17 @@ pub enum Error {
 
 impl Error {
     pub fn bad_value(what: impl Into<String>, hint: impl Into<String>) -> Error {
-        Error::BadValue { what: what.into(), hint: hint.into() }
+        Error::BadValue {
+            what: what.into(),
+            hint: hint.into(),
+        }
     }
 
     pub fn limit(what: impl Into<String>, hint: impl Into<String>) -> Error {
-        Error::Limit { what: what.into(), hint: hint.into() }
+        Error::Limit {
+            what: what.into(),
+            hint: hint.into(),
+        }
     }
 
     fn code(&self) -> Code {
@@ -78,7 +108,12 @@ impl Error {
             }
             Error::BadValue { what, .. } | Error::Limit { what, .. } => what.clone(),
             Error::UnknownKey { argument, key, .. } => format!("unknown key \"{key}\" in {argument}"),
-            Error::Lengths { first, first_len, second, second_len } => {
+            Error::Lengths {
+                first,
+                first_len,
+                second,
+                second_len,
+            } => {
                 format!("{second} has {second_len} elements, {first} has {first_len}")
             }
             Error::ManyDimensions(argument) => format!("{argument} has more than one dimension"),
@@ -142,10 +177,12 @@ impl Error {
             }
             Error::InTransactionBlock(_) => "Run it in autocommit, outside BEGIN and COMMIT.".into(),
             Error::Stale { .. } => {
-                "Roll back, and let the job's new attempt do the work; or leave out strict => true to go on.".into()
+                "Roll back, and let the job's new attempt do the work; or leave out strict => true to go on."
+                    .into()
             }
             Error::LibraryTooOld { .. } => {
-                "Reconnect; with shared_preload_libraries, restart the server after the package was upgraded.".into()
+                "Reconnect; with shared_preload_libraries, restart the server after the package was upgraded."
+                    .into()
             }
             Error::NotInstalled => "CREATE EXTENSION awa_queue.".into(),
             Error::Layout(_) => "Restore the index or column, or reinstall the extension.".into(),

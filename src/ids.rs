@@ -1,5 +1,6 @@
 //! Entry ids and claim numbers, drawn in blocks.
 
+use crate::error::{Error, Result};
 use crate::pg::compat::nextval;
 use crate::pg::lock::{Class, Mode, ShortLock};
 use crate::pg::owner;
@@ -7,7 +8,6 @@ use crate::pg::time;
 use crate::pg::xact;
 use crate::receipt::{block_floor, CLAIMS_PER_BLOCK, MAX_CLAIM_NO};
 use crate::ring::View;
-use crate::error::{Error, Result};
 use std::cell::Cell;
 
 /// The sequence `entry_ids` counts in steps of this.
@@ -41,7 +41,10 @@ pub fn draw_entries(view: &View, n: usize) -> i64 {
     let mut block = ENTRIES.get();
     if block.end - block.next < n {
         let first = nextval(view.tables.entry_ids);
-        block = Block { next: first, end: first + ENTRIES_PER_BLOCK };
+        block = Block {
+            next: first,
+            end: first + ENTRIES_PER_BLOCK,
+        };
     }
     let first = block.next;
     block.next += n;
@@ -70,7 +73,10 @@ pub fn prepare_claim_numbers(view: &View) -> Result<i64> {
     // A claim may commit without a flush; its number must not be drawn again all the same.
     xact::flush_own_wal();
     let first = number * CLAIMS_PER_BLOCK;
-    CLAIMS.set(Block { next: first, end: first + CLAIMS_PER_BLOCK });
+    CLAIMS.set(Block {
+        next: first,
+        end: first + CLAIMS_PER_BLOCK,
+    });
     Ok(CLAIMS_PER_BLOCK)
 }
 

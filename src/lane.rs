@@ -28,9 +28,7 @@ impl LaneId {
     /// `priority` from 1, `shard` from 0.
     pub fn new(queue_id: i32, priority: u8, shard: u8) -> LaneId {
         LaneId(
-            i64::from(queue_id) * LANES_PER_QUEUE
-                + (i64::from(priority) - 1) * MAX_SHARDS
-                + i64::from(shard),
+            i64::from(queue_id) * LANES_PER_QUEUE + (i64::from(priority) - 1) * MAX_SHARDS + i64::from(shard),
         )
     }
 
@@ -80,7 +78,10 @@ pub fn marks(view: &View, lane: LaneId) -> Result<Marks> {
     scan.seek(&[Cond::Eq(lane.0)]);
     let mut marks = Marks::default();
     if scan.next(Direction::Forward) {
-        marks = Marks { appended_through: scan.i64(2), claimed_through: scan.i64(3) };
+        marks = Marks {
+            appended_through: scan.i64(2),
+            claimed_through: scan.i64(3),
+        };
     }
     MARKS.with(|m| m.borrow_mut().insert(lane, (view.stamp, marks)));
     Ok(marks)
@@ -101,7 +102,10 @@ impl Counters {
             let index = index::scannable(&table, &segments::BY_SEQ)?;
             slots.push((slot.generation, table, index));
         }
-        Ok(Counters { slots, appended_through })
+        Ok(Counters {
+            slots,
+            appended_through,
+        })
     }
 
     /// The next seq of the lane, by the index. Under the lane lock, with the view checked there.
@@ -148,7 +152,9 @@ fn end_in_slot(lane: LaneId, generation: i64, table: &Rc<Table>, index: &Rc<Inde
 
 /// Whether the lane's next seq has to be read from the index (as far as can be told without the lock).
 pub fn needs_counters(view: &View, lane: LaneId) -> bool {
-    shmem::find(view.incarnation, lane.0).and_then(|e| e.next()).is_none()
+    shmem::find(view.incarnation, lane.0)
+        .and_then(|e| e.next())
+        .is_none()
 }
 
 /// Gives out `n` seqs of a lane and returns the first. Under the lane lock. None where the index is needed
@@ -195,14 +201,21 @@ mod tests {
     fn a_lane_id_says_what_it_is_made_of() {
         for (q, p, s) in [(1, 1, 0), (1, 4, 63), (77, 2, 5), (i32::MAX, 4, 63)] {
             let lane = LaneId::new(q, p, s);
-            assert_eq!((lane.queue_id(), lane.priority(), lane.0 % 64), (q, p, i64::from(s)));
+            assert_eq!(
+                (lane.queue_id(), lane.priority(), lane.0 % 64),
+                (q, p, i64::from(s))
+            );
         }
     }
 
     #[test]
     fn lanes_sort_by_queue_then_priority_then_shard() {
-        let mut lanes =
-            vec![LaneId::new(2, 1, 0), LaneId::new(1, 4, 0), LaneId::new(1, 1, 3), LaneId::new(1, 1, 0)];
+        let mut lanes = vec![
+            LaneId::new(2, 1, 0),
+            LaneId::new(1, 4, 0),
+            LaneId::new(1, 1, 3),
+            LaneId::new(1, 1, 0),
+        ];
         lanes.sort();
         assert_eq!(lanes[0], LaneId::new(1, 1, 0));
         assert_eq!(lanes[3], LaneId::new(2, 1, 0));

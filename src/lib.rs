@@ -7,12 +7,14 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod api;
+mod bits;
 mod body;
 mod claim;
 mod close;
 mod enqueue;
 mod error;
 mod ids;
+mod inspect;
 mod lane;
 mod live;
 mod logs;
@@ -26,6 +28,7 @@ mod rotation;
 mod runs;
 mod session;
 mod settings;
+mod stats;
 mod upkeep;
 mod walk;
 

@@ -35,18 +35,28 @@ pub struct LiveSlot {
     segments_index: Rc<Index>,
     pub claims: Rc<Table>,
     claims_index: Rc<Index>,
-    pub claim_indexes: IndexSet,
+    /// All indexes of the claims, where claims are going to be made.
+    pub claim_indexes: Option<IndexSet>,
 }
 
 impl LiveSlot {
-    fn open(slot: &Slot) -> Result<LiveSlot> {
+    fn open(slot: &Slot, access: Access) -> Result<LiveSlot> {
         let segments_table = Rc::new(Table::open(slot.segments, Access::Read));
         let segments_index = index::scannable(&segments_table, &segments::BY_SEQ)?;
-        let claims_table = Rc::new(Table::open(slot.claims, Access::Write));
-        let claim_indexes = IndexSet::open(&claims_table);
-        let claims_index = claim_indexes.scannable(&claims_table, &claims::BY_SEQ)?;
-        // A claim that could not be found by its number could never be finished.
-        claim_indexes.scannable(&claims_table, &claims::BY_NO)?;
+        let claims_table = Rc::new(Table::open(slot.claims, access));
+        let claim_indexes = match access {
+            Access::Read => None,
+            Access::Write => {
+                let all = IndexSet::open(&claims_table);
+                // A claim that could not be found by its number could never be finished.
+                all.scannable(&claims_table, &claims::BY_NO)?;
+                Some(all)
+            }
+        };
+        let claims_index = match &claim_indexes {
+            Some(all) => all.scannable(&claims_table, &claims::BY_SEQ)?,
+            None => index::scannable(&claims_table, &claims::BY_SEQ)?,
+        };
         Ok(LiveSlot {
             slot: slot.clone(),
             segments: segments_table,
@@ -62,20 +72,31 @@ impl LiveSlot {
 /// `Live` serves all lanes of a call.
 pub struct Live {
     pub view: Rc<View>,
+    access: Access,
     slots: Vec<Option<Rc<LiveSlot>>>,
 }
 
 impl Live {
+    /// For making claims.
     pub fn new(view: Rc<View>) -> Live {
+        Live::with_access(view, Access::Write)
+    }
+
+    /// For looking only, also on a standby.
+    pub fn for_reading(view: Rc<View>) -> Live {
+        Live::with_access(view, Access::Read)
+    }
+
+    fn with_access(view: Rc<View>, access: Access) -> Live {
         let slots = view.slots.iter().map(|_| None).collect();
-        Live { view, slots }
+        Live { view, access, slots }
     }
 
     fn get(&mut self, i: usize) -> Result<Rc<LiveSlot>> {
         if let Some(open) = &self.slots[i] {
             return Ok(open.clone());
         }
-        let open = Rc::new(LiveSlot::open(&self.view.slots[i])?);
+        let open = Rc::new(LiveSlot::open(&self.view.slots[i], self.access)?);
         self.slots[i] = Some(open.clone());
         Ok(open)
     }
@@ -106,7 +127,10 @@ impl Live {
 
     fn read_bounds(&mut self, lane: LaneId, i: usize, generation: i64) -> Result<Bounds> {
         let slot = self.get(i)?;
-        let mut bounds = Bounds { low: i64::MAX, end: 0 };
+        let mut bounds = Bounds {
+            low: i64::MAX,
+            end: 0,
+        };
         let mut scan = Scan::dirty(&slot.segments, &slot.segments_index, 2);
         scan.seek(&[Cond::Eq(lane.0), Cond::AtLeast(0)]);
         if scan.next(Direction::Forward) {
@@ -158,9 +182,20 @@ pub struct Merged {
 
 impl Merged {
     pub fn new(log: Log, lane: LaneId, slots: &[Rc<LiveSlot>]) -> Merged {
-        let parts =
-            slots.iter().map(|s| Part { slot: s.clone(), scan: None, at: None }).collect();
-        Merged { log, lane, parts, current: None }
+        let parts = slots
+            .iter()
+            .map(|s| Part {
+                slot: s.clone(),
+                scan: None,
+                at: None,
+            })
+            .collect();
+        Merged {
+            log,
+            lane,
+            parts,
+            current: None,
+        }
     }
 
     /// Positions the scans at the first entry that starts at `from` or later; with `probe`, at the one
@@ -245,5 +280,9 @@ fn span_of(log: Log, scan: &Scan) -> Span {
         Log::Segments => (scan.i64(segments::FIRST_SEQ), scan.i16(segments::N)),
         Log::Claims => (scan.i64(claims::FIRST_SEQ), scan.i16(claims::N)),
     };
-    Span { first, end: first + i64::from(n), writer }
+    Span {
+        first,
+        end: first + i64::from(n),
+        writer,
+    }
 }

@@ -13,8 +13,16 @@ pub mod ready {
     pub const KIND: usize = 6;
     pub const ARGS: usize = 7;
     pub const REST: usize = 8;
-    pub const NAMES: [&str; 8] =
-        ["entry_id", "job_id", "slot", "attempt", "max_attempts", "kind", "args", "rest"];
+    pub const NAMES: [&str; 8] = [
+        "entry_id",
+        "job_id",
+        "slot",
+        "attempt",
+        "max_attempts",
+        "kind",
+        "args",
+        "rest",
+    ];
     pub const BY_JOB: [i16; 1] = [JOB_ID as i16];
 }
 
@@ -25,8 +33,15 @@ pub mod segments {
     pub const ENQUEUED_AT: i16 = 4;
     pub const N: i16 = 6;
     pub const RUNS: i16 = 7;
-    pub const NAMES: [&str; 7] =
-        ["lane_id", "first_seq", "first_entry_id", "enqueued_at", "slot", "n", "runs"];
+    pub const NAMES: [&str; 7] = [
+        "lane_id",
+        "first_seq",
+        "first_entry_id",
+        "enqueued_at",
+        "slot",
+        "n",
+        "runs",
+    ];
     pub const BY_SEQ: [i16; 2] = [LANE_ID, FIRST_SEQ];
     pub const BY_ENTRY: [i16; 1] = [FIRST_ENTRY_ID];
 }
@@ -39,8 +54,16 @@ pub mod claims {
     pub const EXPIRES_AT: i16 = 5;
     pub const N: i16 = 7;
     pub const WORKER: i16 = 8;
-    pub const NAMES: [&str; 8] =
-        ["claim_no", "lane_id", "first_seq", "claimed_at", "expires_at", "slot", "n", "worker"];
+    pub const NAMES: [&str; 8] = [
+        "claim_no",
+        "lane_id",
+        "first_seq",
+        "claimed_at",
+        "expires_at",
+        "slot",
+        "n",
+        "worker",
+    ];
     pub const BY_SEQ: [i16; 2] = [LANE_ID, FIRST_SEQ];
     pub const BY_NO: [i16; 1] = [CLAIM_NO];
 }
@@ -52,8 +75,7 @@ pub mod closures {
     pub const OUTCOME: i16 = 5;
     pub const WHICH: i16 = 6;
     pub const REASON: i16 = 7;
-    pub const NAMES: [&str; 7] =
-        ["claim_no", "closed_at", "slot", "n", "outcome", "which", "reason"];
+    pub const NAMES: [&str; 7] = ["claim_no", "closed_at", "slot", "n", "outcome", "which", "reason"];
     pub const BY_CLAIM: [i16; 1] = [CLAIM_NO];
 }
 

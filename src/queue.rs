@@ -75,7 +75,11 @@ pub const LATER_SETTINGS: &[&str] = &[
 pub const DEFAULT_PRIORITY: u8 = 2;
 pub const DEFAULT_MAX_ATTEMPTS: i16 = 25;
 pub const DEFAULT_LEASE: Interval = Interval::seconds(300);
-pub const DEFAULT_RETENTION: Interval = Interval { months: 0, days: 1, micros: 0 };
+pub const DEFAULT_RETENTION: Interval = Interval {
+    months: 0,
+    days: 1,
+    micros: 0,
+};
 pub const DEFAULT_AGING: Interval = Interval::seconds(60);
 
 impl Settings {
@@ -110,13 +114,12 @@ impl Settings {
                 merged.insert(key.clone(), value.clone());
             }
         }
-        let settings: Settings = serde_json::from_value(serde_json::Value::Object(merged))
-            .map_err(|e| {
-                Error::bad_value(
-                    format!("bad value in settings: {e}"),
-                    "Numbers are whole numbers; lease, retention and aging_interval are intervals as text.",
-                )
-            })?;
+        let settings: Settings = serde_json::from_value(serde_json::Value::Object(merged)).map_err(|e| {
+            Error::bad_value(
+                format!("bad value in settings: {e}"),
+                "Numbers are whole numbers; lease, retention and aging_interval are intervals as text.",
+            )
+        })?;
         settings.check()?;
         Ok(settings)
     }
@@ -159,7 +162,10 @@ pub fn check_intervals(settings: &Settings) -> Result<()> {
             let micros = time::parse_interval(text).approx_micros();
             if micros < 0 || (micros == 0 && !zero) {
                 return Err(Error::bad_value(
-                    format!("{name} must not be negative{}", if zero { "" } else { " or zero" }),
+                    format!(
+                        "{name} must not be negative{}",
+                        if zero { "" } else { " or zero" }
+                    ),
                     "Pass an interval such as '5 min'.",
                 ));
             }
@@ -239,7 +245,9 @@ fn read(view: &View, column: i16, key: Cond) -> Result<Option<(Queue, Settings)>
     if !scan.next(Direction::Forward) {
         return Ok(None);
     }
-    let stored = scan.varlena(3).map_or_else(|| "{}".to_string(), datum::jsonb_to_text);
+    let stored = scan
+        .varlena(3)
+        .map_or_else(|| "{}".to_string(), datum::jsonb_to_text);
     let settings: Settings = serde_json::from_str(&stored)
         .map_err(|e| Error::Internal(format!("stored settings of a queue can not be read: {e}")))?;
     let queue = policy(
@@ -252,9 +260,8 @@ fn read(view: &View, column: i16, key: Cond) -> Result<Option<(Queue, Settings)>
 }
 
 fn policy(id: i32, name: String, paused: bool, settings: &Settings) -> Queue {
-    let interval = |text: &Option<String>, default: Interval| {
-        text.as_deref().map_or(default, time::parse_interval)
-    };
+    let interval =
+        |text: &Option<String>, default: Interval| text.as_deref().map_or(default, time::parse_interval);
     Queue {
         id,
         name,
@@ -274,7 +281,10 @@ fn policy(id: i32, name: String, paused: bool, settings: &Settings) -> Queue {
 /// Refuses a name that no queue may have.
 pub fn check_name(name: &str, what: &str) -> Result<()> {
     if name.is_empty() {
-        return Err(Error::bad_value(format!("{what} must not be empty"), "Pass a name of 1 to 200 characters."));
+        return Err(Error::bad_value(
+            format!("{what} must not be empty"),
+            "Pass a name of 1 to 200 characters.",
+        ));
     }
     let chars = name.chars().count();
     if chars > MAX_NAME_CHARS {
@@ -366,7 +376,10 @@ mod tests {
         let a = Settings::merge(&Settings::default(), &json!({"shards": 4, "ordering": "strict"})).unwrap();
         assert_eq!((a.shards, a.ordering.as_deref()), (Some(4), Some("strict")));
         let b = Settings::merge(&a, &json!({"shards": null, "priority": 1})).unwrap();
-        assert_eq!((b.shards, b.priority, b.ordering.as_deref()), (None, Some(1), Some("strict")));
+        assert_eq!(
+            (b.shards, b.priority, b.ordering.as_deref()),
+            (None, Some(1), Some("strict"))
+        );
     }
 
     #[test]
@@ -376,7 +389,10 @@ mod tests {
             Settings::merge(&base, &json!({"shard": 4})),
             Err(Error::UnknownKey { .. })
         ));
-        assert!(matches!(Settings::merge(&base, &json!({"notify": true})), Err(Error::NotBuilt(_))));
+        assert!(matches!(
+            Settings::merge(&base, &json!({"notify": true})),
+            Err(Error::NotBuilt(_))
+        ));
         for bad in [
             json!({"shards": 65}),
             json!({"shards": 0}),
@@ -387,7 +403,10 @@ mod tests {
             json!([1]),
             json!("x"),
         ] {
-            assert!(matches!(Settings::merge(&base, &bad), Err(Error::BadValue { .. })), "{bad}");
+            assert!(
+                matches!(Settings::merge(&base, &bad), Err(Error::BadValue { .. })),
+                "{bad}"
+            );
         }
     }
 
@@ -395,7 +414,10 @@ mod tests {
     fn names_are_counted_in_characters() {
         assert!(check_name(&"ä".repeat(200), "queue").is_ok());
         assert!(check_name("a \"quoted\" Name", "queue").is_ok());
-        assert!(matches!(check_name(&"a".repeat(201), "queue"), Err(Error::Limit { .. })));
+        assert!(matches!(
+            check_name(&"a".repeat(201), "queue"),
+            Err(Error::Limit { .. })
+        ));
         assert!(matches!(check_name("", "queue"), Err(Error::BadValue { .. })));
     }
 }

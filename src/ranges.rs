@@ -48,7 +48,16 @@ pub struct Range {
 
 impl Range {
     pub fn piece(from: i64, to: i64, seg: i64, kind: Kind, xid: u64, checked: i64) -> Range {
-        Range { from, to, seg, xid, checked, kind, edge: false, tail: false }
+        Range {
+            from,
+            to,
+            seg,
+            xid,
+            checked,
+            kind,
+            edge: false,
+            tail: false,
+        }
     }
 
     /// Whether one transaction's end decides about the whole range.
@@ -132,7 +141,13 @@ impl RangeList {
             if from != at || !r.hangs_on_one() {
                 break;
             }
-            above.push(Range { from, seg: UNKNOWN, edge: true, tail: true, ..*r });
+            above.push(Range {
+                from,
+                seg: UNKNOWN,
+                edge: true,
+                tail: true,
+                ..*r
+            });
             at = r.to;
         }
         while self.ranges.last().is_some_and(|r| r.from >= frontier) {
@@ -177,8 +192,14 @@ impl RangeList {
 
     /// What must hold of every list.
     pub fn is_sound(&self) -> bool {
-        let open_last = self.ranges.last().is_some_and(|r| r.kind == Kind::Open && r.to == OPEN_END);
-        let ordered = self.ranges.windows(2).all(|w| w[0].to <= w[1].from && w[0].kind != Kind::Open);
+        let open_last = self
+            .ranges
+            .last()
+            .is_some_and(|r| r.kind == Kind::Open && r.to == OPEN_END);
+        let ordered = self
+            .ranges
+            .windows(2)
+            .all(|w| w[0].to <= w[1].from && w[0].kind != Kind::Open);
         open_last && ordered && self.ranges.len() <= MAX_RANGES && self.ranges.iter().all(|r| r.from < r.to)
     }
 }
@@ -200,7 +221,12 @@ impl std::fmt::Display for RangeList {
                 OPEN_END => write!(f, "[{},inf)", r.from)?,
                 to => write!(f, "[{},{to})", r.from)?,
             }
-            write!(f, "{kind}{}{}", if r.tail { " tail" } else { "" }, if r.edge { " edge" } else { "" })?;
+            write!(
+                f,
+                "{kind}{}{}",
+                if r.tail { " tail" } else { "" },
+                if r.edge { " edge" } else { "" }
+            )?;
         }
         Ok(())
     }
@@ -239,7 +265,10 @@ mod tests {
         l.push(piece(1, 5, Kind::Look, 0));
         l.push(piece(5, 9, Kind::Claimed, 3));
         l.open(9, 9, false);
-        assert_eq!(l.ranges.iter().map(|r| r.edge).collect::<Vec<_>>(), [false, true, true]);
+        assert_eq!(
+            l.ranges.iter().map(|r| r.edge).collect::<Vec<_>>(),
+            [false, true, true]
+        );
     }
 
     #[test]
@@ -251,7 +280,10 @@ mod tests {
         l.open(5000, 5000, false);
         assert!(l.is_sound());
         for i in 0..200 {
-            assert!(l.ranges.iter().any(|r| r.from <= i * 10 && i * 10 + 3 <= r.to), "lost {i}");
+            assert!(
+                l.ranges.iter().any(|r| r.from <= i * 10 && i * 10 + 3 <= r.to),
+                "lost {i}"
+            );
         }
     }
 
@@ -274,7 +306,15 @@ mod tests {
         l.push(piece(20, 30, Kind::Running, 9));
         l.close_walk(4, 4, false);
         let kinds: Vec<_> = l.ranges.iter().map(|r| (r.from, r.to, r.tail)).collect();
-        assert_eq!(kinds, [(1, 4, false), (4, 20, true), (20, 30, true), (30, OPEN_END, false)]);
+        assert_eq!(
+            kinds,
+            [
+                (1, 4, false),
+                (4, 20, true),
+                (20, 30, true),
+                (30, OPEN_END, false)
+            ]
+        );
         assert_eq!(l.ranges[3].seg, UNKNOWN);
         assert!(l.is_sound());
     }
@@ -308,7 +348,10 @@ mod tests {
         assert_eq!(l.ranges.len(), 3);
         let l = l.settle(8);
         assert_eq!(l.ranges.len(), 2);
-        assert_eq!((l.ranges[0].kind, l.ranges[0].xid, l.ranges[0].to), (Kind::Claimed, 0, 9));
+        assert_eq!(
+            (l.ranges[0].kind, l.ranges[0].xid, l.ranges[0].to),
+            (Kind::Claimed, 0, 9)
+        );
         assert!(l.is_sound());
     }
 }

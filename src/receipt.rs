@@ -53,9 +53,21 @@ mod tests {
     #[test]
     fn a_receipt_comes_back_as_it_went() {
         for r in [
-            Receipt { claim_no: 1, slot: 0, index: 0 },
-            Receipt { claim_no: MAX_CLAIM_NO, slot: 63, index: 1023 },
-            Receipt { claim_no: 1_000_000_007, slot: 17, index: 512 },
+            Receipt {
+                claim_no: 1,
+                slot: 0,
+                index: 0,
+            },
+            Receipt {
+                claim_no: MAX_CLAIM_NO,
+                slot: 63,
+                index: 1023,
+            },
+            Receipt {
+                claim_no: 1_000_000_007,
+                slot: 17,
+                index: 512,
+            },
         ] {
             assert!(r.encode() > 0);
             assert_eq!(Receipt::decode(r.encode()), Some(r));

@@ -241,13 +241,20 @@ fn load() -> Result<Rc<View>> {
         }
         slots.push(slot);
     }
-    let current = current
-        .ok_or_else(|| Error::Layout("the ring of awa_queue has no open slot".to_string()))?;
+    let current =
+        current.ok_or_else(|| Error::Layout("the ring of awa_queue has no open slot".to_string()))?;
     let stamp = STAMP.with(|s| {
         s.set(s.get() + 1);
         s.get()
     });
-    let view = Rc::new(View { stamp, epoch, incarnation, slots, current, tables });
+    let view = Rc::new(View {
+        stamp,
+        epoch,
+        incarnation,
+        slots,
+        current,
+        tables,
+    });
     let before = VIEW.with(|v| v.borrow_mut().replace(view.clone()));
     if before.is_none_or(|b| b.incarnation != incarnation) {
         crate::session::forget();

@@ -25,7 +25,9 @@ use std::fmt;
 /// What a step did, or why it did nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    Sealed { current: u8 },
+    Sealed {
+        current: u8,
+    },
     Closed,
     Emptied,
     /// Another session is at the ring.
@@ -36,7 +38,10 @@ pub enum Step {
     NotClosed,
     WritersLeft,
     /// Jobs that have not ended, of all jobs of the slot.
-    Open { open: i64, of: i64 },
+    Open {
+        open: i64,
+        of: i64,
+    },
     /// Finished jobs are still to be seen for a while.
     Retained,
     /// An old snapshot may still want to read it.
@@ -204,9 +209,16 @@ pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
     }
     note_claimed(&tables, slot)?;
     add_totals(&tables, slot)?;
-    let names: Vec<String> = LOGS.iter().map(|log| format!("awa_internal.{log}_{slot}")).collect();
+    let names: Vec<String> = LOGS
+        .iter()
+        .map(|log| format!("awa_internal.{log}_{slot}"))
+        .collect();
     run(&tables, &format!("TRUNCATE {}", names.join(", ")), &[])?;
-    run(&tables, "DELETE FROM awa_internal.ring WHERE slot = $1", &[i16::from(slot).into()])?;
+    run(
+        &tables,
+        "DELETE FROM awa_internal.ring WHERE slot = $1",
+        &[i16::from(slot).into()],
+    )?;
     add_event(&tables, events.last + 1, slot, "e", events.generation(slot))?;
     if !inject::mutant(Mutant::EpochEmpty) {
         xact::bump_ring_at_commit(tables.ring);
@@ -231,7 +243,10 @@ fn unfinished(tables: &Tables, slot: u8) -> Result<Option<Step>> {
         ),
     )?
     .unwrap_or(0);
-    Ok((jobs != ended).then_some(Step::Open { open: jobs - ended, of: jobs }))
+    Ok((jobs != ended).then_some(Step::Open {
+        open: jobs - ended,
+        of: jobs,
+    }))
 }
 
 /// When the slot's last job ended, microseconds since 2000; None where it holds none.
@@ -261,14 +276,18 @@ fn retention_of(tables: &Tables, slot: u8) -> Result<i64> {
 }
 
 fn is_retained(tables: &Tables, slot: u8) -> Result<bool> {
-    let Some(closed_at) = last_closed_at(tables, slot)? else { return Ok(false) };
+    let Some(closed_at) = last_closed_at(tables, slot)? else {
+        return Ok(false);
+    };
     Ok(time::now() < closed_at.saturating_add(retention_of(tables, slot)?))
 }
 
 /// TRUNCATE is not MVCC: a dump whose snapshot is older than the last closure would find none of the jobs
 /// that waited at its snapshot.
 fn is_wanted_by_snapshot(tables: &Tables, slot: u8) -> Result<bool> {
-    let Some(closed_at) = last_closed_at(tables, slot)? else { return Ok(false) };
+    let Some(closed_at) = last_closed_at(tables, slot)? else {
+        return Ok(false);
+    };
     if time::now() >= closed_at.saturating_add(settings::snapshot_grace_micros()) {
         return Ok(false);
     }
@@ -281,7 +300,9 @@ fn is_wanted_by_snapshot(tables: &Tables, slot: u8) -> Result<bool> {
 fn note_claimed(tables: &Tables, slot: u8) -> Result<()> {
     let view = ring::view()?;
     let Some(this) = view.slot(slot).cloned() else {
-        return Err(Error::Internal(format!("slot {slot} is not live while it is emptied")));
+        return Err(Error::Internal(format!(
+            "slot {slot} is not live while it is emptied"
+        )));
     };
     for (lane, appended_through) in lanes_of(tables, slot)? {
         let low = if inject::mutant(Mutant::LowMvcc) {
@@ -300,12 +321,7 @@ fn note_claimed(tables: &Tables, slot: u8) -> Result<()> {
 }
 
 /// The wrong way, for the test that shows why it is wrong.
-fn lowest_committed_elsewhere(
-    tables: &Tables,
-    view: &View,
-    lane: LaneId,
-    except: u8,
-) -> Result<Option<i64>> {
+fn lowest_committed_elsewhere(tables: &Tables, view: &View, lane: LaneId, except: u8) -> Result<Option<i64>> {
     let mut low: Option<i64> = None;
     for s in view.slots.iter().filter(|s| s.no != except) {
         let first = number(

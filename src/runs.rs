@@ -30,7 +30,11 @@ pub fn gather(places: &[Place]) -> (Vec<Run>, usize) {
         if runs.len() == MAX_RUNS {
             return (runs, i);
         }
-        runs.push(Run { block: p.block, offset: p.offset, n: 1 });
+        runs.push(Run {
+            block: p.block,
+            offset: p.offset,
+            n: 1,
+        });
     }
     (runs, places.len())
 }
@@ -76,9 +80,21 @@ mod tests {
         assert_eq!(
             runs,
             vec![
-                Run { block: 7, offset: 3, n: 3 },
-                Run { block: 9, offset: 1, n: 1 },
-                Run { block: 9, offset: 3, n: 1 }
+                Run {
+                    block: 7,
+                    offset: 3,
+                    n: 3
+                },
+                Run {
+                    block: 9,
+                    offset: 1,
+                    n: 1
+                },
+                Run {
+                    block: 9,
+                    offset: 3,
+                    n: 1
+                }
             ]
         );
     }

@@ -137,7 +137,8 @@ pub mod injection {
     static MUTANT: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
 
     fn string(s: &GucSetting<Option<CString>>) -> String {
-        s.get().map_or_else(String::new, |c| c.to_string_lossy().into_owned())
+        s.get()
+            .map_or_else(String::new, |c| c.to_string_lossy().into_owned())
     }
 
     pub fn pause_at() -> String {
@@ -155,11 +156,26 @@ pub mod injection {
 
     pub(super) fn register() {
         for (name, what, setting) in [
-            (c"awa_queue.pause_at", c"Points at which this session waits for awa_queue.pause_key.", &PAUSE_AT),
-            (c"awa_queue.sleep_at", c"Naps as point:microseconds:one_in_n.", &SLEEP_AT),
+            (
+                c"awa_queue.pause_at",
+                c"Points at which this session waits for awa_queue.pause_key.",
+                &PAUSE_AT,
+            ),
+            (
+                c"awa_queue.sleep_at",
+                c"Naps as point:microseconds:one_in_n.",
+                &SLEEP_AT,
+            ),
             (c"awa_queue.mutant", c"Safety tests that are left out.", &MUTANT),
         ] {
-            GucRegistry::define_string_guc(name, what, c"", setting, GucContext::Userset, GucFlags::default());
+            GucRegistry::define_string_guc(
+                name,
+                what,
+                c"",
+                setting,
+                GucContext::Userset,
+                GucFlags::default(),
+            );
         }
         GucRegistry::define_int_guc(
             c"awa_queue.pause_key",

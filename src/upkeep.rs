@@ -29,8 +29,9 @@ pub fn run_all() -> Result<()> {
 fn slots_in(state: SlotState) -> Result<Vec<u8>> {
     let tables = ring::tables()?;
     let events = ring::read_events(tables.ring);
-    let mut slots: Vec<u8> =
-        (0..64).filter(|s| events.state(*s) == state && *s != events.current).collect();
+    let mut slots: Vec<u8> = (0..64)
+        .filter(|s| events.state(*s) == state && *s != events.current)
+        .collect();
     slots.sort_by_key(|s| events.generation(*s));
     Ok(slots)
 }
@@ -63,7 +64,9 @@ fn is_ring_pressed() -> Result<bool> {
 }
 
 fn slot_count() -> i64 {
-    (0..64).take_while(|s| ring::slot_relation("ready", *s).is_ok()).count() as i64
+    (0..64)
+        .take_while(|s| ring::slot_relation("ready", *s).is_ok())
+        .count() as i64
 }
 
 fn longest_retention(tables: &Tables) -> Result<i64> {

@@ -129,7 +129,13 @@ impl<'a> Walk<'a> {
                     continue;
                 }
                 // Its transaction has ended: what lies above is the frontier's again.
-                let fallen = Range { to: OPEN_END, seg: UNKNOWN, tail: false, kind: Kind::Open, ..*r };
+                let fallen = Range {
+                    to: OPEN_END,
+                    seg: UNKNOWN,
+                    tail: false,
+                    kind: Kind::Open,
+                    ..*r
+                };
                 self.walk(&fallen)?;
                 return Ok(rested);
             }
@@ -176,15 +182,17 @@ impl<'a> Walk<'a> {
         }
         match r.kind {
             Kind::Running => self.waits(r),
-            Kind::Claimed => {
-                self.order.now - r.checked < CLAIMED_REST_MICROS || self.waits(r)
-            }
+            Kind::Claimed => self.order.now - r.checked < CLAIMED_REST_MICROS || self.waits(r),
             Kind::Look | Kind::Open | Kind::Taken => false,
         }
     }
 
     fn piece(&self, from: i64, to: i64, seg: i64, kind: Kind, xid: u32) -> Range {
-        let xid = if xid == 0 { 0 } else { xact::widen(xid, self.next_xid) };
+        let xid = if xid == 0 {
+            0
+        } else {
+            xact::widen(xid, self.next_xid)
+        };
         Range::piece(from, to, seg, kind, xid, self.order.now)
     }
 
@@ -233,7 +241,11 @@ impl<'a> Walk<'a> {
                     // Empty now, and nobody can get these numbers while the segment above is alive; but
                     // they come back when it aborts: they hang on its transaction.
                     if let Writer::Running(xid) | Writer::Own(xid) = s.writer {
-                        self.push(first_piece, r, self.piece(cur, s.first, UNKNOWN, Kind::Running, xid));
+                        self.push(
+                            first_piece,
+                            r,
+                            self.piece(cur, s.first, UNKNOWN, Kind::Running, xid),
+                        );
                     }
                 }
                 cur = s.first;
@@ -270,9 +282,7 @@ impl<'a> Walk<'a> {
                         let undecided = match c.writer {
                             Writer::Committed => None,
                             Writer::Own(x) => (!inject::mutant(Mutant::OwnClaims)).then_some(x),
-                            Writer::Running(x) => {
-                                (!inject::mutant(Mutant::ClaimInProgress)).then_some(x)
-                            }
+                            Writer::Running(x) => (!inject::mutant(Mutant::ClaimInProgress)).then_some(x),
                         };
                         if let Some(xid) = undecided {
                             self.push(first_piece, r, self.piece(cur, to, s.first, Kind::Claimed, xid));
@@ -357,8 +367,10 @@ impl<'a> Walk<'a> {
 
     fn note_head(&mut self) {
         if self.found.head_at.is_none() {
-            self.found.head_at =
-                self.segments.here().map(|(_, scan)| scan.i64(segments::ENQUEUED_AT));
+            self.found.head_at = self
+                .segments
+                .here()
+                .map(|(_, scan)| scan.i64(segments::ENQUEUED_AT));
         }
     }
 
@@ -369,7 +381,9 @@ impl<'a> Walk<'a> {
             return 0;
         }
         let own = matches!(s.writer, Writer::Own(_));
-        let Some((slot, scan)) = self.segments.here() else { return 0 };
+        let Some((slot, scan)) = self.segments.here() else {
+            return 0;
+        };
         let starts_claim = !self.found.picks.last().is_some_and(|p| {
             p.seq + p.n == from
                 && p.own == own

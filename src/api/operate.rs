@@ -163,7 +163,10 @@ fn seal(_: &Call) -> Result<Output> {
 fn slot_argument(call: &Call) -> Result<u8> {
     let slot = call.i32(0).ok_or(Error::Null("slot"))?;
     u8::try_from(slot).ok().filter(|s| *s < MAX_SLOTS).ok_or_else(|| {
-        Error::bad_value(format!("slot must be between 0 and 63, not {slot}"), "See awa.ring_status.")
+        Error::bad_value(
+            format!("slot must be between 0 and 63, not {slot}"),
+            "See awa.ring_status.",
+        )
     })
 }
 
@@ -172,7 +175,10 @@ fn close(call: &Call) -> Result<Output> {
 }
 
 fn empty(call: &Call) -> Result<Output> {
-    said(&rotation::empty(slot_argument(call)?, call.bool(1).unwrap_or(false))?)
+    said(&rotation::empty(
+        slot_argument(call)?,
+        call.bool(1).unwrap_or(false),
+    )?)
 }
 
 fn said(step: &Step) -> Result<Output> {

@@ -44,17 +44,20 @@ fn enqueue_one(call: &Call) -> Result<Output> {
     options::refuse_unknown(call, 19)?;
     let name = call.text(0).ok_or(Error::Null("queue"))?;
     let args = call.varlena(1).ok_or(Error::Null("args"))?;
-    refuse_unbuilt(call, &[
-        (7, "unique_key"),
-        (8, "unique_by"),
-        (9, "unique_until"),
-        (10, "unique_for"),
-        (11, "on_duplicate"),
-        (15, "lease"),
-        (16, "expires_in"),
-        (17, "after"),
-        (18, "on_parent_failure"),
-    ])?;
+    refuse_unbuilt(
+        call,
+        &[
+            (7, "unique_key"),
+            (8, "unique_by"),
+            (9, "unique_until"),
+            (10, "unique_for"),
+            (11, "on_duplicate"),
+            (15, "lease"),
+            (16, "expires_in"),
+            (17, "after"),
+            (18, "on_parent_failure"),
+        ],
+    )?;
     refuse_future(call, 4, 14)?;
     let ordering_key = call.varlena(6);
     let view = ring::view_for_write()?;
@@ -72,15 +75,18 @@ fn enqueue_batch(call: &Call) -> Result<Output> {
     options::refuse_unknown(call, 17)?;
     let name = call.text(0).ok_or(Error::Null("queue"))?;
     let args = call.varlena_array(1, "args")?.unwrap_or_default();
-    refuse_unbuilt(call, &[
-        (7, "unique_keys"),
-        (8, "unique_by"),
-        (9, "unique_until"),
-        (10, "unique_for"),
-        (11, "on_duplicate"),
-        (15, "lease"),
-        (16, "expires_in"),
-    ])?;
+    refuse_unbuilt(
+        call,
+        &[
+            (7, "unique_keys"),
+            (8, "unique_by"),
+            (9, "unique_until"),
+            (10, "unique_for"),
+            (11, "on_duplicate"),
+            (15, "lease"),
+            (16, "expires_in"),
+        ],
+    )?;
     refuse_future(call, 4, 14)?;
     let keys = call.varlena_array(6, "ordering_keys")?;
     if let Some(keys) = &keys {
@@ -101,7 +107,12 @@ fn enqueue_batch(call: &Call) -> Result<Output> {
     let args: Vec<Varlena> = args
         .into_iter()
         .enumerate()
-        .map(|(i, a)| a.ok_or(Error::NullElement { argument: "args", position: i + 1 }))
+        .map(|(i, a)| {
+            a.ok_or(Error::NullElement {
+                argument: "args",
+                position: i + 1,
+            })
+        })
         .collect::<Result<_>>()?;
     let view = ring::view_for_write()?;
     let queue = queue::find_or_create(&view, &name)?;
@@ -117,7 +128,10 @@ fn enqueue_batch(call: &Call) -> Result<Output> {
         }
         Some(keys) => {
             let jobs = args.iter().zip(&keys).map(|(a, key)| {
-                (lane_of(&queue, common.priority, *key), entry_of(&view, &common, *a, *key))
+                (
+                    lane_of(&queue, common.priority, *key),
+                    entry_of(&view, &common, *a, *key),
+                )
             });
             fold_by_lane(jobs.collect())?
         }
@@ -199,7 +213,9 @@ fn common_of(
         kind,
         priority: check_priority(queue, call.i64(priority))?,
         max_attempts: check_attempts(queue, call.i64(max_attempts))?,
-        tags: tag_list.filter(|t| !t.is_empty()).and_then(|_| call.varlena(tags)),
+        tags: tag_list
+            .filter(|t| !t.is_empty())
+            .and_then(|_| call.varlena(tags)),
         metadata: call.varlena(metadata),
     })
 }
@@ -228,7 +244,10 @@ fn check_attempts(queue: &Queue, attempts: Option<i64>) -> Result<i16> {
 
 fn check_tags(tags: &[Option<Varlena>]) -> Result<()> {
     if let Some(i) = tags.iter().position(Option::is_none) {
-        return Err(Error::NullElement { argument: "tags", position: i + 1 });
+        return Err(Error::NullElement {
+            argument: "tags",
+            position: i + 1,
+        });
     }
     if tags.len() > MAX_TAGS {
         return Err(Error::limit(
@@ -273,7 +292,10 @@ fn refuse_future(call: &Call, run_at: usize, run_in: usize) -> Result<()> {
     let at = call.i64(run_at);
     let after = call.interval(run_in);
     if at.is_some() && after.is_some() {
-        return Err(Error::bad_value("run_at and run_in are both given", "Pass one of them."));
+        return Err(Error::bad_value(
+            "run_at and run_in are both given",
+            "Pass one of them.",
+        ));
     }
     let due = at.or(after.map(|a| a.after(now)));
     if due.is_some_and(|due| due > now) {

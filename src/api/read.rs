@@ -2,13 +2,20 @@
 
 use crate::claim;
 use crate::error::{Error, Result};
+use crate::inspect;
 use crate::lane::LaneId;
+use crate::options;
 use crate::pg::fmgr::{sql_function, Call, Output};
+use crate::stats;
 
 sql_function! {
     awa_library_version, pg_finfo_awa_library_version => library_version;
     awa_has_feature, pg_finfo_awa_has_feature => has_feature;
     awa_lane_state, pg_finfo_awa_lane_state => lane_state;
+    awa_job, pg_finfo_awa_job => job;
+    awa_jobs, pg_finfo_awa_jobs => jobs;
+    awa_queue_counts, pg_finfo_awa_queue_counts => queue_counts;
+    awa_slot_counts, pg_finfo_awa_slot_counts => slot_counts;
 }
 
 /// What this library can do, by name: verbs and parameters of the contract that are built.
@@ -45,4 +52,26 @@ fn has_feature(call: &Call) -> Result<Output> {
 fn lane_state(call: &Call) -> Result<Output> {
     let lane = call.i64(0).ok_or(Error::Null("lane_id"))?;
     Ok(claim::describe(LaneId(lane))?.as_str().into())
+}
+
+fn job(call: &Call) -> Result<Output> {
+    options::refuse_unknown(call, 1)?;
+    let id = call.i64(0).ok_or(Error::Null("job_id"))?;
+    inspect::job(id, &mut call.result_set())?;
+    Ok(Output::Rows)
+}
+
+fn jobs(call: &Call) -> Result<Output> {
+    inspect::jobs(&mut call.result_set())?;
+    Ok(Output::Rows)
+}
+
+fn queue_counts(call: &Call) -> Result<Output> {
+    stats::queues(&mut call.result_set())?;
+    Ok(Output::Rows)
+}
+
+fn slot_counts(call: &Call) -> Result<Output> {
+    stats::slots(&mut call.result_set())?;
+    Ok(Output::Rows)
 }

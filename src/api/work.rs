@@ -44,7 +44,10 @@ fn queue_names(call: &Call, argument: usize) -> Result<Vec<String>> {
         .into_iter()
         .enumerate()
         .map(|(i, n)| {
-            n.map(|n| n.text()).ok_or(Error::NullElement { argument: "queues", position: i + 1 })
+            n.map(|n| n.text()).ok_or(Error::NullElement {
+                argument: "queues",
+                position: i + 1,
+            })
         })
         .collect()
 }
@@ -76,7 +79,10 @@ fn claim_rows(call: &Call, names: &[String], first: usize) -> Result<Output> {
 fn lease_argument(call: &Call, argument: usize) -> Result<Option<Interval>> {
     let lease = call.interval(argument);
     if lease.is_some_and(|l| l.approx_micros() <= 0) {
-        return Err(Error::bad_value("lease must be positive", "Pass an interval such as '5 min'."));
+        return Err(Error::bad_value(
+            "lease must be positive",
+            "Pass an interval such as '5 min'.",
+        ));
     }
     Ok(lease)
 }
@@ -132,20 +138,41 @@ fn complete(call: &Call) -> Result<Output> {
         return Err(Error::NotBuilt("follow_ups".to_string()));
     }
     let strict = call.bool(2).unwrap_or(false);
-    finish(call, Finish { outcome: Outcome::Completed, reason: None, strict })
+    finish(
+        call,
+        Finish {
+            outcome: Outcome::Completed,
+            reason: None,
+            strict,
+        },
+    )
 }
 
 fn release(call: &Call) -> Result<Output> {
     command::refuse_read_only("awa.release()")?;
     options::refuse_unknown(call, 1)?;
-    finish(call, Finish { outcome: Outcome::Released, reason: None, strict: false })
+    finish(
+        call,
+        Finish {
+            outcome: Outcome::Released,
+            reason: None,
+            strict: false,
+        },
+    )
 }
 
 fn cancel_claimed(call: &Call) -> Result<Output> {
     command::refuse_read_only("awa.cancel_claimed()")?;
     options::refuse_unknown(call, 2)?;
     let reason = call.varlena(1);
-    finish(call, Finish { outcome: Outcome::Cancelled, reason, strict: false })
+    finish(
+        call,
+        Finish {
+            outcome: Outcome::Cancelled,
+            reason,
+            strict: false,
+        },
+    )
 }
 
 /// Ends the attempts of the receipts in argument 0.

@@ -15,11 +15,9 @@ impl Record {
         // SAFETY: the value is a composite datum; its header names its row type, whose descriptor is
         // released again. The arrays have natts entries.
         unsafe {
-            let header: pg_sys::HeapTupleHeader =
-                pg_sys::pg_detoast_datum(value.0.cast_mut_ptr()).cast();
+            let header: pg_sys::HeapTupleHeader = pg_sys::pg_detoast_datum(value.0.cast_mut_ptr()).cast();
             let datum_fields = (*header).t_choice.t_datum;
-            let desc =
-                pg_sys::lookup_rowtype_tupdesc(datum_fields.datum_typeid, datum_fields.datum_typmod);
+            let desc = pg_sys::lookup_rowtype_tupdesc(datum_fields.datum_typeid, datum_fields.datum_typmod);
             let natts = (*desc).natts as usize;
             let mut tuple = pg_sys::HeapTupleData {
                 t_len: (datum_fields.datum_len_ as u32) >> 2, // varlena header of an inline value

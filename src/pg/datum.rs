@@ -192,7 +192,9 @@ pub fn jsonb_to_text(j: Varlena) -> String {
     // SAFETY: jsonb_out takes a jsonb and returns a NUL-terminated cstring in palloc'd memory.
     unsafe {
         let d = pg_sys::OidFunctionCall1Coll(pg_sys::F_JSONB_OUT.into(), pg_sys::InvalidOid, j.0);
-        std::ffi::CStr::from_ptr(d.cast_mut_ptr()).to_string_lossy().into_owned()
+        std::ffi::CStr::from_ptr(d.cast_mut_ptr())
+            .to_string_lossy()
+            .into_owned()
     }
 }
 

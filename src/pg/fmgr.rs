@@ -55,9 +55,8 @@ impl Call {
     /// A variable-length argument, brought inline.
     pub fn varlena(&self, i: usize) -> Option<Varlena> {
         // SAFETY: the SQL definition gives argument i a variable-length type.
-        self.datum(i).map(|d| unsafe {
-            Varlena(pg_sys::Datum::from(pg_sys::pg_detoast_datum(d.cast_mut_ptr())))
-        })
+        self.datum(i)
+            .map(|d| unsafe { Varlena(pg_sys::Datum::from(pg_sys::pg_detoast_datum(d.cast_mut_ptr()))) })
     }
 
     pub fn text(&self, i: usize) -> Option<String> {
@@ -83,7 +82,9 @@ impl Call {
 
     /// The elements of an array of a variable-length type (text[], jsonb[]); None where the argument is NULL.
     pub fn varlena_array(&self, i: usize, name: &str) -> Result<Option<Vec<Option<Varlena>>>> {
-        let Some(array) = self.array(i, name)? else { return Ok(None) };
+        let Some(array) = self.array(i, name)? else {
+            return Ok(None);
+        };
         Ok(Some(
             // SAFETY: the element type is variable-length, with int alignment as text and jsonb have.
             unsafe { deconstruct(array, -1, false, pg_sys::TYPALIGN_INT) }
@@ -95,7 +96,9 @@ impl Call {
 
     /// The elements of a `bigint[]`; None where the argument is NULL.
     pub fn i64_array(&self, i: usize, name: &str) -> Result<Option<Vec<Option<i64>>>> {
-        let Some(array) = self.array(i, name)? else { return Ok(None) };
+        let Some(array) = self.array(i, name)? else {
+            return Ok(None);
+        };
         Ok(Some(
             // SAFETY: the SQL definition gives argument i the type bigint[].
             unsafe { deconstruct(array, 8, true, pg_sys::TYPALIGN_DOUBLE) }
@@ -122,7 +125,10 @@ impl Call {
         unsafe {
             pg_sys::InitMaterializedSRF(self.fcinfo, 0);
             let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
-            ResultSet { store: (*info).setResult, desc: (*info).setDesc }
+            ResultSet {
+                store: (*info).setResult,
+                desc: (*info).setDesc,
+            }
         }
     }
 
@@ -175,7 +181,9 @@ unsafe fn deconstruct(
             &mut nulls,
             &mut n,
         );
-        (0..n as usize).map(|k| (!*nulls.add(k)).then(|| *elems.add(k))).collect()
+        (0..n as usize)
+            .map(|k| (!*nulls.add(k)).then(|| *elems.add(k)))
+            .collect()
     }
 }
 
@@ -198,12 +206,7 @@ impl ResultSet {
         }
         // SAFETY: both arrays have natts entries of the column types; the store copies them.
         unsafe {
-            pg_sys::tuplestore_putvalues(
-                self.store,
-                self.desc,
-                datums.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
+            pg_sys::tuplestore_putvalues(self.store, self.desc, datums.as_mut_ptr(), nulls.as_mut_ptr());
         }
     }
 }
@@ -212,10 +215,7 @@ impl ResultSet {
 ///
 /// # Safety
 /// Called by PostgreSQL's function manager with its call info.
-pub unsafe fn run(
-    fcinfo: pg_sys::FunctionCallInfo,
-    body: fn(&Call) -> Result<Output>,
-) -> pg_sys::Datum {
+pub unsafe fn run(fcinfo: pg_sys::FunctionCallInfo, body: fn(&Call) -> Result<Output>) -> pg_sys::Datum {
     // SAFETY: promised by the caller.
     let call = unsafe { Call::new(fcinfo) };
     let (datum, null) = match body(&call) {

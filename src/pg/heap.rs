@@ -46,7 +46,12 @@ pub struct Appended {
 
 impl Appended {
     fn inserted(&self) -> Inserted<'_> {
-        Inserted { tid: self.tid, values: &self.values, nulls: &self.nulls, tuple: self.tuple }
+        Inserted {
+            tid: self.tid,
+            values: &self.values,
+            nulls: &self.nulls,
+            tuple: self.tuple,
+        }
     }
 
     /// Enters the row into the indexes with leading keys `keys` only.
@@ -81,14 +86,15 @@ pub fn append(table: &Table, values: &[Value]) -> Appended {
     // SAFETY: the table is open and locked for writing; values and nulls cover all columns with datums of
     // their types. No BulkInsertState: its buffer ring makes each backend write its own dirty pages.
     unsafe {
-        let tuple = pg_sys::heap_form_tuple(
-            (*table.rel).rd_att,
-            values.as_mut_ptr(),
-            nulls.as_mut_ptr(),
-        );
+        let tuple = pg_sys::heap_form_tuple((*table.rel).rd_att, values.as_mut_ptr(), nulls.as_mut_ptr());
         let cid = pg_sys::GetCurrentCommandId(true);
         pg_sys::heap_insert(table.rel, tuple, cid, 0, std::ptr::null_mut());
-        Appended { values, nulls, tuple, tid: (*tuple).t_self }
+        Appended {
+            values,
+            nulls,
+            tuple,
+            tid: (*tuple).t_self,
+        }
     }
 }
 
@@ -108,11 +114,15 @@ pub fn append_many(table: &Table, rows: &[Vec<Value>]) -> Vec<Appended> {
             let (mut values, mut nulls) = padded(table, row);
             let tuple = pg_sys::heap_form_tuple(desc, values.as_mut_ptr(), nulls.as_mut_ptr());
             (*tuple).t_tableOid = (*table.rel).rd_id;
-            let slot =
-                pg_sys::MakeSingleTupleTableSlot(desc, &raw const pg_sys::TTSOpsHeapTuple);
+            let slot = pg_sys::MakeSingleTupleTableSlot(desc, &raw const pg_sys::TTSOpsHeapTuple);
             pg_sys::ExecStoreHeapTuple(tuple, slot, false);
             slots.push(slot);
-            appended.push(Appended { values, nulls, tuple, tid: Default::default() });
+            appended.push(Appended {
+                values,
+                nulls,
+                tuple,
+                tid: Default::default(),
+            });
         }
         let cid = pg_sys::GetCurrentCommandId(true);
         pg_sys::heap_multi_insert(
@@ -164,7 +174,12 @@ impl Row {
             let xmin = pg_sys::htup::HeapTupleHeaderGetXmin((*tuple).t_data);
             (Place::of(&(*tuple).t_self), xmin.into_inner())
         };
-        Row { values, nulls, place, xmin }
+        Row {
+            values,
+            nulls,
+            place,
+            xmin,
+        }
     }
 
     fn get(&self, column: usize) -> Option<pg_sys::Datum> {
@@ -207,7 +222,12 @@ pub struct Fetcher {
 
 impl Fetcher {
     pub fn new(table: &Rc<Table>) -> Fetcher {
-        Fetcher { table: table.clone(), buffer: 0, block: u32::MAX, blocks: 0 }
+        Fetcher {
+            table: table.clone(),
+            buffer: 0,
+            block: u32::MAX,
+            blocks: 0,
+        }
     }
 
     /// The row at a place, whoever wrote it, if the bigint in its first column is `key`. Keys are never
@@ -256,32 +276,40 @@ impl Drop for Fetcher {
 
 /// # Safety
 /// `buffer` is pinned and share-locked and holds `place.block` of `table`.
-unsafe fn copy_tuple(
-    table: &Table,
-    buffer: pg_sys::Buffer,
-    place: Place,
-) -> pg_sys::HeapTuple {
+unsafe fn copy_tuple(table: &Table, buffer: pg_sys::Buffer, place: Place) -> pg_sys::HeapTuple {
     // SAFETY: promised by the caller; the offset is checked against the page before it is used.
     unsafe {
-        let page = pg_sys::BufferGetPage(buffer);
-        if pg_sys::PageIsNew(page)
-            || place.offset == 0
-            || place.offset > pg_sys::PageGetMaxOffsetNumber(page)
-        {
+        let page = pg_sys::BufferGetPage(buffer).cast::<pg_sys::PageHeaderData>();
+        if place.offset == 0 || place.offset > max_offset(page) {
             return std::ptr::null_mut();
         }
-        let item = pg_sys::PageGetItemId(page, place.offset);
+        // PageGetItemId: ((ItemId) (&((PageHeader) (page))->pd_linp[(offsetNumber) - 1]))
+        let items: *const pg_sys::ItemIdData = (&raw const (*page).pd_linp).cast();
+        let item = items.add(usize::from(place.offset) - 1);
         if (*item).lp_flags() != pg_sys::LP_NORMAL {
             return std::ptr::null_mut();
         }
+        // PageGetItem: (Item) (((char *) (page)) + ItemIdGetOffset(itemId))
+        let data = page.cast::<u8>().add((*item).lp_off() as usize);
         let mut tuple = pg_sys::HeapTupleData {
             t_len: (*item).lp_len(),
             t_self: place.tid(),
             t_tableOid: (*table.rel).rd_id,
-            t_data: pg_sys::PageGetItem(page, item).cast(),
+            t_data: data.cast(),
         };
         pg_sys::heap_copytuple(&mut tuple)
     }
+}
+
+/// PageGetMaxOffsetNumber: the number of line pointers, 0 on a page that was never initialised.
+///
+/// # Safety
+/// `page` is a page of a buffer that is pinned and locked.
+unsafe fn max_offset(page: *const pg_sys::PageHeaderData) -> u16 {
+    // SAFETY: promised by the caller.
+    let lower = usize::from(unsafe { (*page).pd_lower });
+    let header = std::mem::offset_of!(pg_sys::PageHeaderData, pd_linp);
+    (lower.saturating_sub(header) / std::mem::size_of::<pg_sys::ItemIdData>()) as u16
 }
 
 /// Visits every row of a table that a snapshot sees, until `visit` returns false. The row's values are
@@ -303,8 +331,7 @@ pub fn scan(table: &Table, snapshot: &Latest, mut visit: impl FnMut(&Row) -> boo
             flags,
         );
         loop {
-            let tuple =
-                pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
             if tuple.is_null() {
                 break;
             }

@@ -22,7 +22,6 @@ pub fn everybody_sees(table: &Table) -> bool {
         return true;
     }
     // SAFETY: table is open.
-    let horizon =
-        unsafe { pg_sys::GetOldestNonRemovableTransactionId(table.rel) }.into_inner();
+    let horizon = unsafe { pg_sys::GetOldestNonRemovableTransactionId(table.rel) }.into_inner();
     (youngest.wrapping_sub(horizon) as i32) < 0
 }

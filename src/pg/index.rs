@@ -101,15 +101,18 @@ unsafe fn read_shape(rel: pg_sys::Relation) -> Shape {
         let all_keys = (*info).ii_NumIndexAttrs == (*info).ii_NumIndexKeyAttrs;
         let no_expressions = (*info).ii_Expressions.is_null();
         let btree = (*(*rel).rd_rel).relam == pg_sys::BTREE_AM_OID && no_expressions;
-        let simple =
-            btree && all_keys && !(*info).ii_Unique && (*info).ii_ExclusionOps.is_null();
+        let simple = btree && all_keys && !(*info).ii_Unique && (*info).ii_ExclusionOps.is_null();
         Shape {
             keys,
             valid: (*form).indisvalid,
             ready: (*form).indisready,
             complete: btree && (*info).ii_Predicate.is_null(),
             plain: simple && (*info).ii_Predicate.is_null(),
-            not_null_column: if simple { not_null_predicate((*info).ii_Predicate) } else { 0 },
+            not_null_column: if simple {
+                not_null_predicate((*info).ii_Predicate)
+            } else {
+                0
+            },
             info,
         }
     }
@@ -158,7 +161,9 @@ pub fn scannable(table: &Table, keys: &[i16]) -> Result<Rc<Index>> {
 
 /// Opens an index (unique or not) of an ordinary table by its leading key columns.
 pub fn lookup(table: &Table, keys: &[i16]) -> Result<Rc<Index>> {
-    open_first(table, keys, |shape| shape.valid && shape.complete && shape.keys.starts_with(keys))
+    open_first(table, keys, |shape| {
+        shape.valid && shape.complete && shape.keys.starts_with(keys)
+    })
 }
 
 fn open_first(table: &Table, keys: &[i16], fits: impl Fn(&Shape) -> bool) -> Result<Rc<Index>> {
@@ -196,7 +201,10 @@ pub struct IndexSet {
 impl IndexSet {
     /// Opens every index of `table` that is ready for inserts. The table is locked for writing already.
     pub fn open(table: &Table) -> IndexSet {
-        let mut set = IndexSet { simple: Vec::new(), has_others: false };
+        let mut set = IndexSet {
+            simple: Vec::new(),
+            has_others: false,
+        };
         for oid in table.index_oids() {
             let index = Index::open(oid, Access::Write);
             if !index.shape.ready {
@@ -279,8 +287,8 @@ fn insert_others(table: &Table, row: &Inserted) {
     // because they have their entry already.
     unsafe {
         let estate = pg_sys::CreateExecutorState();
-        let info = pg_sys::palloc0(std::mem::size_of::<pg_sys::ResultRelInfo>())
-            .cast::<pg_sys::ResultRelInfo>();
+        let info =
+            pg_sys::palloc0(std::mem::size_of::<pg_sys::ResultRelInfo>()).cast::<pg_sys::ResultRelInfo>();
         pg_sys::InitResultRelInfo(info, table.rel, 1, std::ptr::null_mut(), 0);
         pg_sys::ExecOpenIndices(info, false);
         let mut kept = 0usize;
@@ -296,10 +304,7 @@ fn insert_others(table: &Table, row: &Inserted) {
             kept += 1;
         }
         (*info).ri_NumIndices = kept as i32;
-        let slot = pg_sys::MakeSingleTupleTableSlot(
-            (*table.rel).rd_att,
-            &raw const pg_sys::TTSOpsHeapTuple,
-        );
+        let slot = pg_sys::MakeSingleTupleTableSlot((*table.rel).rd_att, &raw const pg_sys::TTSOpsHeapTuple);
         pg_sys::ExecStoreHeapTuple(row.tuple, slot, false);
         (*slot).tts_tid = row.tid;
         (*slot).tts_tableOid = (*table.rel).rd_id;

@@ -42,8 +42,12 @@ pub fn array_elements(j: Varlena) -> Option<Vec<Varlena>> {
 
 /// The fields of a jsonb object; None where it is none.
 pub fn object_fields(j: Varlena) -> Option<Vec<Field>> {
-    walk(j, pg_sys::JB_FOBJECT)
-        .map(|items| items.into_iter().map(|(key, value)| Field { key, value }).collect())
+    walk(j, pg_sys::JB_FOBJECT).map(|items| {
+        items
+            .into_iter()
+            .map(|(key, value)| Field { key, value })
+            .collect()
+    })
 }
 
 fn walk(j: Varlena, container_kind: u32) -> Option<Vec<(String, Varlena)>> {

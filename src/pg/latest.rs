@@ -13,7 +13,10 @@ impl Latest {
     pub fn take() -> Latest {
         // SAFETY: called inside a transaction, outside parallel mode (all verbs are PARALLEL UNSAFE).
         let snapshot = unsafe { pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()) };
-        Latest { snapshot, pushed: false }
+        Latest {
+            snapshot,
+            pushed: false,
+        }
     }
 
     /// As `take`, and makes it the active snapshot as well, which fetching TOASTed values needs.

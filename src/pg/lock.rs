@@ -74,7 +74,10 @@ pub struct ShortLock {
 impl ShortLock {
     /// Tries with short naps, about ten milliseconds in all, then waits in the queue.
     pub fn acquire(class: Class, key: u64, mode: Mode) -> ShortLock {
-        let lock = ShortLock { tag: tag(class, key), mode };
+        let lock = ShortLock {
+            tag: tag(class, key),
+            mode,
+        };
         for i in 0..NAPS {
             if acquire(&lock.tag, mode, true) {
                 return lock;

@@ -19,7 +19,10 @@ pub fn as_owner_of<R>(rel: Oid, body: impl FnOnce() -> R) -> R {
                 | pg_sys::SECURITY_RESTRICTED_OPERATION as i32,
         );
         let level = pg_sys::NewGUCNestLevel();
-        for (name, value) in [(c"search_path", c"pg_catalog, pg_temp"), (c"row_security", c"off")] {
+        for (name, value) in [
+            (c"search_path", c"pg_catalog, pg_temp"),
+            (c"row_security", c"off"),
+        ] {
             pg_sys::set_config_option(
                 name.as_ptr(),
                 value.as_ptr(),

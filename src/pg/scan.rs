@@ -77,13 +77,24 @@ impl Scan {
                 &raw const pg_sys::TTSOpsBufferHeapTuple,
             );
             let scan = compat::index_beginscan(table.rel, index.rel, snapshot, nkeys as i32);
-            Scan { scan, slot, dirty: None, nkeys, _index: index.clone(), _table: table.clone() }
+            Scan {
+                scan,
+                slot,
+                dirty: None,
+                nkeys,
+                _index: index.clone(),
+                _table: table.clone(),
+            }
         }
     }
 
     /// Positions the scan anew; one condition per leading key column of the index.
     pub fn seek(&mut self, conds: &[Cond]) {
-        assert_eq!(conds.len(), self.nkeys, "one condition per key the scan was opened with");
+        assert_eq!(
+            conds.len(),
+            self.nkeys,
+            "one condition per key the scan was opened with"
+        );
         let mut keys = [pg_sys::ScanKeyData::default(); 4];
         for (i, cond) in conds.iter().enumerate() {
             let (strategy, function, argument) = match *cond {
@@ -145,7 +156,9 @@ impl Scan {
     /// Who wrote the row that the scan stands on. Asked right after `next`, before anything else uses the
     /// snapshot.
     pub fn writer(&self) -> Writer {
-        let Some(snapshot) = &self.dirty else { return Writer::Committed };
+        let Some(snapshot) = &self.dirty else {
+            return Writer::Committed;
+        };
         // SAFETY: the slot holds a buffer heap tuple after a successful `next`.
         unsafe {
             if snapshot.xmin != pg_sys::InvalidTransactionId {

@@ -81,8 +81,7 @@ unsafe extern "C-unwind" fn startup() {
         let init_lock = &raw mut (*pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK)).lock;
         pg_sys::LWLockAcquire(init_lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
         let mut found = false;
-        let segment = pg_sys::ShmemInitStruct(NAME.as_ptr(), size(CAPACITY), &mut found)
-            .cast::<Header>();
+        let segment = pg_sys::ShmemInitStruct(NAME.as_ptr(), size(CAPACITY), &mut found).cast::<Header>();
         if !found {
             std::ptr::write_bytes(segment.cast::<u8>(), 0, size(CAPACITY));
             (*segment).capacity = CAPACITY;
@@ -141,8 +140,11 @@ fn search(incarnation: i64, lane_id: i64, add: bool) -> Option<Entry> {
     }
     // SAFETY: MyDatabaseId is set for the life of a backend.
     let database = unsafe { pg_sys::MyDatabaseId }.to_u32();
-    let mode =
-        if add { pg_sys::LWLockMode::LW_EXCLUSIVE } else { pg_sys::LWLockMode::LW_SHARED };
+    let mode = if add {
+        pg_sys::LWLockMode::LW_EXCLUSIVE
+    } else {
+        pg_sys::LWLockMode::LW_SHARED
+    };
     let mut found = None;
     // SAFETY: LOCK and the entries behind the header are initialised with the segment; entries are read and
     // written under LOCK; nothing between acquire and release can raise.
@@ -230,7 +232,9 @@ impl Entry {
             (&mut (*self.0).ranges)[..n].copy_from_slice(&ranges[..n]);
             (*self.0).count = n as u32;
             (*self.0).head_at = head_at;
-            (*self.0).low.store(ranges.first().map_or(0, |r| r.from), Ordering::SeqCst);
+            (*self.0)
+                .low
+                .store(ranges.first().map_or(0, |r| r.from), Ordering::SeqCst);
         }
     }
 }

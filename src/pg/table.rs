@@ -36,7 +36,11 @@ impl Table {
     pub fn open(oid: Oid, access: Access) -> Table {
         // SAFETY: table_open raises where the oid names no table.
         let rel = unsafe { pg_sys::table_open(oid, access.lockmode()) };
-        Table { rel, access, keep: Cell::new(false) }
+        Table {
+            rel,
+            access,
+            keep: Cell::new(false),
+        }
     }
 
     pub fn keep_lock(&self) {
@@ -71,9 +75,7 @@ impl Table {
     /// Number of blocks of the main fork, asked from the storage manager.
     pub fn blocks(&self) -> u32 {
         // SAFETY: rel is open.
-        unsafe {
-            pg_sys::RelationGetNumberOfBlocksInFork(self.rel, pg_sys::ForkNumber::MAIN_FORKNUM)
-        }
+        unsafe { pg_sys::RelationGetNumberOfBlocksInFork(self.rel, pg_sys::ForkNumber::MAIN_FORKNUM) }
     }
 
     /// A number that changes when the table's storage is replaced (VACUUM FULL, TRUNCATE, CLUSTER).
@@ -104,8 +106,11 @@ impl Drop for Table {
         if super::unwinding() {
             return; // closed by the transaction's abort
         }
-        let mode =
-            if self.keep.get() { pg_sys::NoLock as pg_sys::LOCKMODE } else { self.access.lockmode() };
+        let mode = if self.keep.get() {
+            pg_sys::NoLock as pg_sys::LOCKMODE
+        } else {
+            self.access.lockmode()
+        };
         // SAFETY: opened in `open`, closed only here.
         unsafe { pg_sys::table_close(self.rel, mode) }
     }

@@ -20,7 +20,11 @@ pub struct Interval {
 
 impl Interval {
     pub const fn seconds(s: i64) -> Interval {
-        Interval { months: 0, days: 0, micros: s * SECOND }
+        Interval {
+            months: 0,
+            days: 0,
+            micros: s * SECOND,
+        }
     }
 
     /// Length in microseconds, a month counted as 30 days: for comparing policies, not for calendars.
@@ -34,7 +38,11 @@ impl Interval {
         if self.months == 0 && self.days == 0 {
             return at.saturating_add(self.micros);
         }
-        let mut raw = pg_sys::Interval { time: self.micros, day: self.days, month: self.months };
+        let mut raw = pg_sys::Interval {
+            time: self.micros,
+            day: self.days,
+            month: self.months,
+        };
         // SAFETY: timestamptz_pl_interval takes (timestamptz, interval); raw lives through the call.
         unsafe {
             let d = pg_sys::OidFunctionCall2Coll(
@@ -69,7 +77,11 @@ pub fn parse_interval(s: &str) -> Interval {
 pub(super) unsafe fn read_interval(d: pg_sys::Datum) -> Interval {
     // SAFETY: promised by the caller.
     let raw = unsafe { &*d.cast_mut_ptr::<pg_sys::Interval>() };
-    Interval { months: raw.month, days: raw.day, micros: raw.time }
+    Interval {
+        months: raw.month,
+        days: raw.day,
+        micros: raw.time,
+    }
 }
 
 /// Parses a timestamp as `timestamptz_in` does; raises 22007 where the text is none.
@@ -85,5 +97,20 @@ pub fn parse_timestamp(s: &str) -> i64 {
             pg_sys::Datum::from(-1i32),
         );
         d.value() as i64
+    }
+}
+
+/// The text form of a timestamp, as `timestamptz_out` writes it.
+pub fn to_text(at: i64) -> String {
+    // SAFETY: timestamptz_out takes a timestamptz and returns a NUL-terminated cstring.
+    unsafe {
+        let d = pg_sys::OidFunctionCall1Coll(
+            pg_sys::F_TIMESTAMPTZ_OUT.into(),
+            pg_sys::InvalidOid,
+            pg_sys::Datum::from(at),
+        );
+        std::ffi::CStr::from_ptr(d.cast_mut_ptr())
+            .to_string_lossy()
+            .into_owned()
     }
 }

@@ -30,10 +30,7 @@ pub fn install() {
     unsafe {
         pg_sys::RegisterXactCallback(Some(at_transaction_event), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(at_subtransaction_event), std::ptr::null_mut());
-        pg_sys::CacheRegisterRelcacheCallback(
-            Some(at_relcache_invalidation),
-            pg_sys::Datum::from(0usize),
-        );
+        pg_sys::CacheRegisterRelcacheCallback(Some(at_relcache_invalidation), pg_sys::Datum::from(0usize));
     }
 }
 
@@ -112,10 +109,8 @@ fn relax_commit_of_claims() {
 
 #[pgrx::pg_guard]
 extern "C-unwind" fn refuse_prepare() {
-    crate::error::Error::NotBuilt(
-        "PREPARE TRANSACTION after a maintenance step of the ring".to_string(),
-    )
-    .raise();
+    crate::error::Error::NotBuilt("PREPARE TRANSACTION after a maintenance step of the ring".to_string())
+        .raise();
 }
 
 // ---------------------------------------------------------------- what other sessions' commits change
@@ -180,8 +175,7 @@ pub fn invalidate_queues(queues: Oid) {
 pub fn only_claims_so_far() -> bool {
     // SAFETY: plain variables of this process.
     unsafe {
-        pg_sys::XactLastRecEnd == 0
-            || (CLAIM_WAL.get() != 0 && pg_sys::ProcLastRecPtr == CLAIM_WAL.get())
+        pg_sys::XactLastRecEnd == 0 || (CLAIM_WAL.get() != 0 && pg_sys::ProcLastRecPtr == CLAIM_WAL.get())
     }
 }
 
@@ -237,7 +231,5 @@ pub fn is_running(full: u64, next: u64) -> bool {
     }
     let xid = pg_sys::TransactionId::from(full as u32);
     // SAFETY: both only read shared and local transaction state.
-    unsafe {
-        pg_sys::TransactionIdIsCurrentTransactionId(xid) || pg_sys::TransactionIdIsInProgress(xid)
-    }
+    unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid) || pg_sys::TransactionIdIsInProgress(xid) }
 }

@@ -4,8 +4,8 @@
 //! are: a detour through another JSON library would change numbers.
 
 use super::{
-    check_args, check_attempts, check_count, check_priority, check_tags, entry_of, fold_by_lane,
-    lane_of, Common,
+    check_args, check_attempts, check_count, check_priority, check_tags, entry_of, fold_by_lane, lane_of,
+    Common,
 };
 use crate::enqueue::Entry;
 use crate::error::{Error, Result};
@@ -58,7 +58,9 @@ pub fn enqueue_jobs(call: &Call) -> Result<Output> {
     command::refuse_read_only("awa.enqueue_jobs()")?;
     options::refuse_unknown(call, 1)?;
     let mut out = call.result_set();
-    let Some(jobs) = call.varlena(0) else { return Ok(Output::Rows) };
+    let Some(jobs) = call.varlena(0) else {
+        return Ok(Output::Rows);
+    };
     let Some(objects) = json::array_elements(jobs) else {
         return Err(Error::bad_value(
             "jobs must be a JSON array of objects",
@@ -88,7 +90,11 @@ fn read_job(view: &View, position: usize, object: Varlena) -> Result<(LaneId, En
     };
     for field in &fields {
         if !KEYS.contains(&field.key.as_str()) {
-            return Err(Error::UnknownKey { argument: "jobs", key: field.key.clone(), known: KEYS });
+            return Err(Error::UnknownKey {
+                argument: "jobs",
+                key: field.key.clone(),
+                known: KEYS,
+            });
         }
         if UNBUILT.contains(&field.key.as_str()) && !field.is_null() {
             return Err(Error::NotBuilt(field.key.clone()));
@@ -99,11 +105,16 @@ fn read_job(view: &View, position: usize, object: Varlena) -> Result<(LaneId, En
     let name = job.text("queue")?.ok_or(Error::Null("queue"))?;
     let queue = queue::find_or_create(view, &name)?;
     // A JSON null as args is a payload like another.
-    let args = job.get("args").map_or_else(|| datum::jsonb_from_text("{}"), |f| f.value);
+    let args = job
+        .get("args")
+        .map_or_else(|| datum::jsonb_from_text("{}"), |f| f.value);
     check_args(&queue, args)?;
     let key = job.text("ordering_key")?.map(|k| datum::text(&k));
     let common = job.common(&queue)?;
-    Ok((lane_of(&queue, common.priority, key), entry_of(view, &common, args, key)))
+    Ok((
+        lane_of(&queue, common.priority, key),
+        entry_of(view, &common, args, key),
+    ))
 }
 
 /// The fields of one job.
@@ -123,7 +134,10 @@ impl Fields {
 
     fn bad(&self, key: &str, expected: &str) -> Error {
         Error::bad_value(
-            format!("\"{key}\" of element {} of jobs must be {expected}", self.position),
+            format!(
+                "\"{key}\" of element {} of jobs must be {expected}",
+                self.position
+            ),
             "The types are those of the parameters of awa.enqueue().",
         )
     }
@@ -151,9 +165,10 @@ impl Fields {
         let tags = match self.given("tags") {
             None => None,
             Some(f) => {
-                let list = f.strings().ok_or_else(|| self.bad("tags", "an array of strings"))?;
-                let texts: Vec<Option<Varlena>> =
-                    list.iter().map(|t| Some(datum::text(t))).collect();
+                let list = f
+                    .strings()
+                    .ok_or_else(|| self.bad("tags", "an array of strings"))?;
+                let texts: Vec<Option<Varlena>> = list.iter().map(|t| Some(datum::text(t))).collect();
                 check_tags(&texts)?;
                 (!list.is_empty()).then(|| datum::text_array(&list))
             }

@@ -1,0 +1,338 @@
+//! Looking at jobs: one by its id, or all that are in the live slots. Nothing here writes; all of it works
+//! on a standby too.
+//!
+//! A fresh job is found by one probe of the segments' index on entry ids per live slot, one that moved on
+//! by the partial index on job ids. Its state follows from the claim that covers its seq and that claim's
+//! closures.
+
+use crate::bits::Bits;
+use crate::body::{Body, Reader};
+use crate::error::Result;
+use crate::lane::LaneId;
+use crate::logs::{claims, closures, ready, rest, segments, Outcome};
+use crate::pg::datum::{self, Value, Varlena};
+use crate::pg::fmgr::ResultSet;
+use crate::pg::heap;
+use crate::pg::index;
+use crate::pg::latest::Latest;
+use crate::pg::scan::{Cond, Direction, Scan};
+use crate::pg::table::{Access, Table};
+use crate::queue;
+use crate::ring::{self, Slot, View};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Columns of `awa.jobs`.
+const COLUMNS: usize = 21;
+
+/// Where an entry stands: its place in the lane and its segment.
+struct Entry {
+    entry_id: i64,
+    lane: LaneId,
+    seq: i64,
+    offset: usize,
+    enqueued_at: i64,
+    runs: Rc<Vec<u8>>,
+}
+
+/// A claim that covers a seq.
+#[derive(Clone)]
+struct Claim {
+    claim_no: i64,
+    lane: LaneId,
+    first_seq: i64,
+    n: i64,
+    claimed_at: i64,
+    expires_at: i64,
+    worker: Option<String>,
+}
+
+/// How an attempt ended.
+#[derive(Clone)]
+struct Ending {
+    outcome: Outcome,
+    at: i64,
+    reason: Option<String>,
+}
+
+/// Appends the job of an id, if it is in a live slot.
+pub fn job(id: i64, out: &mut ResultSet) -> Result<()> {
+    let view = ring::view()?;
+    let latest = Latest::take_active();
+    let mut reader = Reader::new();
+    for slot in &view.slots {
+        let mut entries = moved_entries(slot, &latest, id)?;
+        entries.push(id);
+        for entry_id in entries {
+            let Some(entry) = find_entry(slot, &latest, entry_id)? else {
+                continue;
+            };
+            let body = reader.read(slot, &entry.runs, entry.offset, entry_id)?;
+            let Some(body) = body.filter(|b| b.job_id == id) else {
+                continue;
+            };
+            let claim = find_claim(slot, &latest, entry.lane, entry.seq)?;
+            let ending = match &claim {
+                Some(c) => find_ending(slot, &latest, c, entry.seq)?,
+                None => None,
+            };
+            if ending.as_ref().is_some_and(|e| e.outcome == Outcome::Released) {
+                continue; // it lives on in another entry
+            }
+            out.push(&row(&view, &entry, &body, claim.as_ref(), ending.as_ref())?);
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn find_entry(slot: &Slot, latest: &Latest, entry_id: i64) -> Result<Option<Entry>> {
+    let table = Rc::new(Table::open(slot.segments, Access::Read));
+    let index = index::scannable(&table, &segments::BY_ENTRY)?;
+    let mut scan = Scan::latest(&table, &index, 1, latest);
+    scan.seek(&[Cond::AtMost(entry_id)]);
+    if !scan.next(Direction::Backward) {
+        return Ok(None);
+    }
+    let first = scan.i64(segments::FIRST_ENTRY_ID);
+    let k = entry_id - first;
+    if k >= i64::from(scan.i16(segments::N)) {
+        return Ok(None);
+    }
+    Ok(Some(Entry {
+        entry_id,
+        lane: LaneId(scan.i64(segments::LANE_ID)),
+        seq: scan.i64(segments::FIRST_SEQ) + k,
+        offset: k as usize,
+        enqueued_at: scan.i64(segments::ENQUEUED_AT),
+        runs: Rc::new(scan.bytes(segments::RUNS).unwrap_or_default()),
+    }))
+}
+
+/// Entries of a job that moved on: their rows carry its id.
+fn moved_entries(slot: &Slot, latest: &Latest, id: i64) -> Result<Vec<i64>> {
+    let table = Rc::new(Table::open(slot.ready, Access::Read));
+    let index = index::scannable(&table, &ready::BY_JOB)?;
+    let mut scan = Scan::latest(&table, &index, 1, latest);
+    scan.seek(&[Cond::Eq(id)]);
+    let mut entries = Vec::new();
+    while scan.next(Direction::Forward) {
+        entries.push(scan.i64(ready::ENTRY_ID as i16));
+    }
+    Ok(entries)
+}
+
+fn find_claim(slot: &Slot, latest: &Latest, lane: LaneId, seq: i64) -> Result<Option<Claim>> {
+    let table = Rc::new(Table::open(slot.claims, Access::Read));
+    let index = index::scannable(&table, &claims::BY_SEQ)?;
+    let mut scan = Scan::latest(&table, &index, 2, latest);
+    scan.seek(&[Cond::Eq(lane.0), Cond::AtMost(seq)]);
+    if !scan.next(Direction::Backward) {
+        return Ok(None);
+    }
+    let claim = Claim {
+        claim_no: scan.i64(claims::CLAIM_NO),
+        lane,
+        first_seq: scan.i64(claims::FIRST_SEQ),
+        n: i64::from(scan.i16(claims::N)),
+        claimed_at: scan.i64(claims::CLAIMED_AT),
+        expires_at: scan.i64(claims::EXPIRES_AT),
+        worker: scan.text(claims::WORKER),
+    };
+    Ok((seq < claim.first_seq + claim.n).then_some(claim))
+}
+
+fn find_ending(slot: &Slot, latest: &Latest, claim: &Claim, seq: i64) -> Result<Option<Ending>> {
+    let table = Rc::new(Table::open(slot.closures, Access::Read));
+    let index = index::scannable(&table, &closures::BY_CLAIM)?;
+    let mut scan = Scan::latest(&table, &index, 1, latest);
+    scan.seek(&[Cond::Eq(claim.claim_no)]);
+    while scan.next(Direction::Forward) {
+        let Some(outcome) = Outcome::of(scan.char(closures::OUTCOME)) else {
+            continue;
+        };
+        let bits = Bits::of(scan.bytes(closures::WHICH).as_deref());
+        if outcome != Outcome::Stale && bits.has((seq - claim.first_seq) as u16) {
+            return Ok(Some(Ending {
+                outcome,
+                at: scan.i64(closures::CLOSED_AT),
+                reason: scan.text(closures::REASON),
+            }));
+        }
+    }
+    Ok(None)
+}
+
+fn row(
+    view: &View,
+    entry: &Entry,
+    body: &Body,
+    claim: Option<&Claim>,
+    ending: Option<&Ending>,
+) -> Result<[Value; COLUMNS]> {
+    let queue = queue::find_by_id(view, entry.lane.queue_id())?;
+    let name = queue.as_ref().map(|q| q.name.as_str());
+    let state = match (claim, ending) {
+        (None, _) => "ready",
+        (Some(_), None) => "running",
+        (Some(_), Some(e)) => e.outcome.state(),
+    };
+    let held = claim.filter(|_| ending.is_none());
+    Ok([
+        body.job_id.into(),
+        name.into(),
+        body.kind.map_or_else(|| name.into(), Value::from),
+        state.into(),
+        i32::from(entry.lane.priority()).into(),
+        i32::from(body.attempt).into(),
+        i32::from(body.max_attempts).into(),
+        body.args.into(),
+        body.rest_varlena(rest::ORDERING_KEY).into(),
+        body.rest_varlena(rest::UNIQUE_KEY).into(),
+        body.rest_varlena(rest::TAGS).into(),
+        body.rest_varlena(rest::METADATA).into(),
+        Value::Null, // progress
+        Value::Null, // output
+        errors_of(body, claim, ending).into(),
+        body.run_at(entry.enqueued_at).into(),
+        body.enqueued_at(entry.enqueued_at).into(),
+        claim.map(|c| c.claimed_at).into(),
+        held.map(|c| c.expires_at).into(),
+        ending.map(|e| e.at).into(),
+        claim.and_then(|c| c.worker.as_deref()).into(),
+    ])
+}
+
+/// The errors that the job carries and, where the last attempt ended with a reason, that one.
+fn errors_of(body: &Body, claim: Option<&Claim>, ending: Option<&Ending>) -> Option<Varlena> {
+    let stored = body.rest_varlena(rest::ERRORS);
+    let Some((ending, reason)) = ending.and_then(|e| e.reason.as_ref().map(|r| (e, r))) else {
+        return stored;
+    };
+    let mut all: Vec<serde_json::Value> = stored
+        .and_then(|j| serde_json::from_str(&datum::jsonb_to_text(j)).ok())
+        .unwrap_or_default();
+    all.push(serde_json::json!({
+        "at": crate::pg::time::to_text(ending.at),
+        "attempt": body.attempt,
+        "message": reason,
+        "worker": claim.and_then(|c| c.worker.clone()),
+        "outcome": ending.outcome.state(),
+    }));
+    Some(datum::jsonb_from_text(&serde_json::Value::from(all).to_string()))
+}
+
+/// Appends all jobs of the live slots: a scan of everything, for looking around and not for polling.
+pub fn jobs(out: &mut ResultSet) -> Result<()> {
+    let view = ring::view()?;
+    let latest = Latest::take_active();
+    let mut reader = Reader::new();
+    for slot in &view.slots {
+        let endings = all_endings(slot, &latest);
+        let claims = all_claims(slot, &latest);
+        for first in all_segments(slot, &latest) {
+            for k in 0..first.1 {
+                let entry = Entry {
+                    entry_id: first.0.entry_id + k,
+                    lane: first.0.lane,
+                    seq: first.0.seq + k,
+                    offset: k as usize,
+                    enqueued_at: first.0.enqueued_at,
+                    runs: first.0.runs.clone(),
+                };
+                let claim = claim_of(&claims, entry.lane, entry.seq);
+                let ending = claim.and_then(|c| ending_of(&endings, c, entry.seq));
+                if ending.is_some_and(|e| e.outcome == Outcome::Released) {
+                    continue;
+                }
+                let body = reader.read(slot, &entry.runs, entry.offset, entry.entry_id)?;
+                if let Some(body) = body {
+                    out.push(&row(&view, &entry, &body, claim, ending)?);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+type Endings = HashMap<i64, Vec<(Bits, Ending)>>;
+
+fn all_endings(slot: &Slot, latest: &Latest) -> Endings {
+    let mut endings: Endings = HashMap::new();
+    let table = Table::open(slot.closures, Access::Read);
+    heap::scan(&table, latest, |r| {
+        let outcome = r.char(closures::OUTCOME as usize).and_then(Outcome::of);
+        if let Some(outcome) = outcome.filter(|o| *o != Outcome::Stale) {
+            let which = r.varlena(closures::WHICH as usize).map(Varlena::bytes);
+            let ending = Ending {
+                outcome,
+                at: r.i64(closures::CLOSED_AT as usize).unwrap_or(0),
+                reason: r.varlena(closures::REASON as usize).map(Varlena::text),
+            };
+            let claim_no = r.i64(closures::CLAIM_NO as usize).unwrap_or(0);
+            endings
+                .entry(claim_no)
+                .or_default()
+                .push((Bits::of(which.as_deref()), ending));
+        }
+        true
+    });
+    endings
+}
+
+fn ending_of<'e>(endings: &'e Endings, claim: &Claim, seq: i64) -> Option<&'e Ending> {
+    let k = (seq - claim.first_seq) as u16;
+    endings
+        .get(&claim.claim_no)?
+        .iter()
+        .find(|(bits, _)| bits.has(k))
+        .map(|(_, e)| e)
+}
+
+fn all_claims(slot: &Slot, latest: &Latest) -> Vec<Claim> {
+    let mut all = Vec::new();
+    let table = Table::open(slot.claims, Access::Read);
+    heap::scan(&table, latest, |r| {
+        all.push(Claim {
+            claim_no: r.i64(claims::CLAIM_NO as usize).unwrap_or(0),
+            lane: LaneId(r.i64(claims::LANE_ID as usize).unwrap_or(0)),
+            first_seq: r.i64(claims::FIRST_SEQ as usize).unwrap_or(0),
+            n: i64::from(r.i16(claims::N as usize).unwrap_or(0)),
+            claimed_at: r.i64(claims::CLAIMED_AT as usize).unwrap_or(0),
+            expires_at: r.i64(claims::EXPIRES_AT as usize).unwrap_or(0),
+            worker: r.varlena(claims::WORKER as usize).map(Varlena::text),
+        });
+        true
+    });
+    all.sort_by_key(|c| (c.lane, c.first_seq));
+    all
+}
+
+fn claim_of(claims: &[Claim], lane: LaneId, seq: i64) -> Option<&Claim> {
+    let after = claims.partition_point(|c| (c.lane, c.first_seq) <= (lane, seq));
+    let claim = claims.get(after.checked_sub(1)?)?;
+    (claim.lane == lane && seq < claim.first_seq + claim.n).then_some(claim)
+}
+
+/// The segments of a slot as their first entry and their length.
+fn all_segments(slot: &Slot, latest: &Latest) -> Vec<(Entry, i64)> {
+    let mut all = Vec::new();
+    let table = Table::open(slot.segments, Access::Read);
+    heap::scan(&table, latest, |r| {
+        let entry = Entry {
+            entry_id: r.i64(segments::FIRST_ENTRY_ID as usize).unwrap_or(0),
+            lane: LaneId(r.i64(segments::LANE_ID as usize).unwrap_or(0)),
+            seq: r.i64(segments::FIRST_SEQ as usize).unwrap_or(0),
+            offset: 0,
+            enqueued_at: r.i64(segments::ENQUEUED_AT as usize).unwrap_or(0),
+            runs: Rc::new(
+                r.varlena(segments::RUNS as usize)
+                    .map(Varlena::bytes)
+                    .unwrap_or_default(),
+            ),
+        };
+        all.push((entry, i64::from(r.i16(segments::N as usize).unwrap_or(0))));
+        true
+    });
+    all
+}
