@@ -5,10 +5,10 @@ LANGUAGE c AS 'MODULE_PATHNAME', 'awa_library_version'
 STABLE PARALLEL UNSAFE;
 COMMENT ON FUNCTION awa_internal.library_version () IS 'Version of the loaded library.';
 
-CREATE FUNCTION awa.has_feature (feature text) RETURNS boolean
+CREATE FUNCTION awa.has_feature (feature text, options jsonb DEFAULT NULL) RETURNS boolean
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_has_feature'
 STABLE PARALLEL UNSAFE;
-COMMENT ON FUNCTION awa.has_feature (text) IS
+COMMENT ON FUNCTION awa.has_feature (text, jsonb) IS
 'Whether this version can do something, by the name of a verb or parameter. Ask this rather than a version number.';
 
 CREATE FUNCTION awa.version () RETURNS TABLE (library text, sql text, extra jsonb)
@@ -121,3 +121,24 @@ FROM (SELECT substring(relname FROM '[0-9]+$')::integer AS slot
 LEFT JOIN awa_internal.slot_counts() c USING (slot);
 COMMENT ON VIEW awa.ring_status IS
 'The slots of the ring: current, sealed, closed or empty, how many jobs each holds, and what keeps it from being closed or emptied.';
+
+CREATE FUNCTION awa.channel (queue text, options jsonb DEFAULT NULL) RETURNS text
+LANGUAGE c AS 'MODULE_PATHNAME', 'awa_channel'
+IMMUTABLE PARALLEL SAFE;
+COMMENT ON FUNCTION awa.channel (text, jsonb) IS
+'The channel that a queue''s NOTIFY uses: awa: and the name where that is at most 63 bytes, else awa:# and the md5 of the name.';
+
+CREATE FUNCTION awa.why (job_id bigint, options jsonb DEFAULT NULL) RETURNS text
+LANGUAGE c AS 'MODULE_PATHNAME', 'awa_why'
+STABLE PARALLEL UNSAFE;
+COMMENT ON FUNCTION awa.why (bigint, jsonb) IS 'Why a job has not run, in one sentence. 0A000 until built.';
+
+CREATE FUNCTION awa.doctor (options jsonb DEFAULT NULL) RETURNS TABLE (check_name text, status text, detail text, remedy text, extra jsonb)
+LANGUAGE c AS 'MODULE_PATHNAME', 'awa_doctor'
+STABLE PARALLEL UNSAFE ROWS 20;
+COMMENT ON FUNCTION awa.doctor (jsonb) IS 'Checks of the installation. 0A000 until built.';
+
+CREATE FUNCTION awa.health (options jsonb DEFAULT NULL) RETURNS TABLE (queue text, verdict text, detail text, clear_in interval, extra jsonb)
+LANGUAGE c AS 'MODULE_PATHNAME', 'awa_health'
+STABLE PARALLEL UNSAFE ROWS 20;
+COMMENT ON FUNCTION awa.health (jsonb) IS 'A verdict per queue in words. 0A000 until built.';

@@ -28,6 +28,7 @@ mod rotation;
 mod runs;
 mod session;
 mod settings;
+mod statement;
 mod stats;
 mod upkeep;
 mod walk;

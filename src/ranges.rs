@@ -37,6 +37,8 @@ pub struct Range {
     pub seg: i64,
     /// The transaction that the range waits for, with its epoch; 0 for none or several.
     pub xid: u64,
+    /// The transaction of the range's last positions, 0 if unknown: it decides about the right border.
+    pub last_xid: u64,
     /// When a Claimed range was last looked at, microseconds since 2000.
     pub checked: i64,
     pub kind: Kind,
@@ -53,6 +55,7 @@ impl Range {
             to,
             seg,
             xid,
+            last_xid: xid,
             checked,
             kind,
             edge: false,
@@ -110,12 +113,14 @@ impl RangeList {
                 if last.xid != piece.xid {
                     last.xid = 0;
                 }
+                last.last_xid = piece.last_xid;
                 return;
             }
             if full && piece.kind != Kind::Open {
                 last.to = piece.to;
                 last.kind = Kind::Look;
                 last.xid = 0;
+                last.last_xid = 0;
                 return;
             }
             piece.edge |= touching;
@@ -154,7 +159,10 @@ impl RangeList {
             self.ranges.pop();
         }
         if let Some(last) = self.ranges.last_mut() {
-            last.to = last.to.min(frontier);
+            if last.to > frontier {
+                last.to = frontier;
+                last.last_xid = last.xid;
+            }
         }
         let room = (MAX_RANGES - 1).saturating_sub(self.ranges.len());
         if above.len() > room {
@@ -184,6 +192,7 @@ impl RangeList {
             if r.kind == Kind::Taken {
                 r.kind = Kind::Claimed;
                 r.xid = xid;
+                r.last_xid = xid;
             }
             settled.push(r);
         }

@@ -10,7 +10,6 @@ use crate::pg::command;
 use crate::pg::horizon;
 use crate::pg::inject::{self, Mutant, Point};
 use crate::pg::lock::{self, Class, Mode, TableMode};
-use crate::pg::owner;
 use crate::pg::table::{self, Access, Table};
 use crate::pg::time;
 use crate::pg::xact;
@@ -18,8 +17,7 @@ use crate::queue;
 use crate::receipt::MAX_SLOTS;
 use crate::ring::{self, Events, SlotState, Tables, View, RING_KEY};
 use crate::settings;
-use pgrx::datum::DatumWithOid;
-use pgrx::Spi;
+use crate::statement::{self, number, run};
 use std::fmt;
 
 /// What a step did, or why it did nothing.
@@ -79,20 +77,6 @@ fn begin(step: &str) -> Result<Tables> {
     let tables = ring::tables()?;
     xact::watch(tables.ring, tables.queues);
     Ok(tables)
-}
-
-/// Runs a statement of ours as the owner of the tables.
-fn run(tables: &Tables, sql: &str, args: &[DatumWithOid]) -> Result<()> {
-    owner::as_owner_of(tables.ring, || Spi::run_with_args(sql, args)).map_err(|e| failed(&e))
-}
-
-/// One bigint of a statement of ours; None where it is null.
-pub fn number(tables: &Tables, sql: &str) -> Result<Option<i64>> {
-    owner::as_owner_of(tables.ring, || Spi::get_one::<i64>(sql)).map_err(|e| failed(&e))
-}
-
-fn failed(e: &pgrx::spi::Error) -> Error {
-    Error::Internal(format!("a maintenance statement: {e}"))
 }
 
 fn add_event(tables: &Tables, no: i64, slot: u8, event: &str, generation: i64) -> Result<()> {
@@ -344,17 +328,12 @@ fn lanes_of(tables: &Tables, slot: u8) -> Result<Vec<(LaneId, i64)>> {
         "SELECT l.lane_id, l.appended_through FROM awa_internal.lanes l
          WHERE l.lane_id IN (SELECT lane_id FROM awa_internal.segments_{slot})"
     );
-    owner::as_owner_of(tables.ring, || {
-        Spi::connect(|client| {
-            let rows = client.select(&sql, None, &[])?;
-            rows.map(|row| {
-                let lane = row.get::<i64>(1)?.unwrap_or(0);
-                Ok((LaneId(lane), row.get::<i64>(2)?.unwrap_or(0)))
-            })
-            .collect::<std::result::Result<Vec<_>, pgrx::spi::Error>>()
-        })
+    statement::rows(tables, &sql, |row| {
+        Ok((
+            LaneId(row.get::<i64>(1)?.unwrap_or(0)),
+            row.get::<i64>(2)?.unwrap_or(0),
+        ))
     })
-    .map_err(|e| failed(&e))
 }
 
 /// Adds the slot's counts to the totals of its queues, which outlive it.

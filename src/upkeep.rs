@@ -3,8 +3,9 @@
 use crate::error::Result;
 use crate::pg::command;
 use crate::ring::{self, Events, SlotState, Tables};
-use crate::rotation::{self, number};
+use crate::rotation;
 use crate::settings;
+use crate::statement::number;
 
 /// Does all that is due, once, each step in its own transaction.
 pub fn run_all() -> Result<()> {

@@ -80,7 +80,30 @@ pub struct Walk<'a> {
     claim_rows: i64,
     /// Jobs in the claim row that the last pick belongs to.
     row_size: i64,
+    border: Border,
 }
+
+/// What is known of the border at the right end of the range that was dealt with last.
+#[derive(Clone, Copy)]
+struct Border {
+    at: i64,
+    standing: Standing,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// A claim may straddle it.
+    Unknown,
+    /// No claim straddles it now, nor can one while the claim lock is held.
+    Intact,
+    /// No claim ever will: what lies to the left is taken for good up to here, or dead.
+    Settled,
+}
+
+const NO_BORDER: Border = Border {
+    at: i64::MIN,
+    standing: Standing::Unknown,
+};
 
 /// How the walk of one range ended.
 #[derive(PartialEq, Eq)]
@@ -102,6 +125,7 @@ impl<'a> Walk<'a> {
             found: Found::default(),
             claim_rows: 0,
             row_size: 0,
+            border: NO_BORDER,
         }
     }
 
@@ -126,6 +150,7 @@ impl<'a> Walk<'a> {
             if r.tail {
                 if !self.order.strict && self.waits(r) {
                     self.found.list.push(*r);
+                    self.border = NO_BORDER;
                     continue;
                 }
                 // Its transaction has ended: what lies above is the frontier's again.
@@ -142,6 +167,10 @@ impl<'a> Walk<'a> {
             if rest && self.rests(r) {
                 rested |= r.kind == Kind::Claimed;
                 self.found.list.push(*r);
+                self.border = Border {
+                    at: r.to,
+                    standing: self.standing_of_rested(r),
+                };
                 continue;
             }
             if self.walk(r)? == End::Stop {
@@ -161,6 +190,7 @@ impl<'a> Walk<'a> {
     fn pass_rested(&mut self, list: &RangeList) -> Result<(), Moved> {
         let mut stopped = false;
         for r in &list.ranges {
+            self.border = NO_BORDER;
             if !stopped && r.kind == Kind::Claimed && !r.tail && !self.waits(r) {
                 stopped = self.walk(r)? == End::Stop;
             } else {
@@ -168,6 +198,38 @@ impl<'a> Walk<'a> {
             }
         }
         Ok(())
+    }
+
+    /// A range that is left alone ends with a claim of `last_xid` that ends there. While that transaction
+    /// runs, or once it has committed, no other claim can reach across: it would overlap. (Of segments in
+    /// progress nothing is known: their own transaction may have claimed across.)
+    fn standing_of_rested(&self, r: &Range) -> Standing {
+        let xid = r.last_xid;
+        let holds = r.kind == Kind::Claimed
+            && xid != 0
+            && (xact::is_running(xid, self.next_xid) || xact::has_committed(xid, self.next_xid));
+        if holds {
+            Standing::Intact
+        } else {
+            Standing::Unknown
+        }
+    }
+
+    /// Whether the scan for claims of a range has to begin before it. Clears the range's mark where its left
+    /// border is settled.
+    fn needs_probe(&self, r: &mut Range) -> bool {
+        if !r.edge || inject::mutant(Mutant::Straddle) {
+            return false;
+        }
+        let standing = if self.border.at == r.from {
+            self.border.standing
+        } else {
+            Standing::Unknown
+        };
+        if standing == Standing::Settled {
+            r.edge = false;
+        }
+        standing == Standing::Unknown
     }
 
     /// Whether the one transaction that a range hangs on is still running, so that nothing in it can have
@@ -197,6 +259,11 @@ impl<'a> Walk<'a> {
     }
 
     fn walk(&mut self, r: &Range) -> Result<End, Moved> {
+        let mut r = *r;
+        let probe = self.needs_probe(&mut r);
+        let r = &r;
+        // Of the right end: dead as long as nothing is found there.
+        let mut standing = Standing::Settled;
         let open = r.to == OPEN_END;
         let mut cur = r.from;
         let mut seg = if r.seg == UNKNOWN { r.from } else { r.seg };
@@ -205,8 +272,7 @@ impl<'a> Walk<'a> {
         let mut end = End::Walked;
         let first_piece = self.found.list.ranges.len();
 
-        let straddle = r.edge && !inject::mutant(Mutant::Straddle);
-        self.claims.seek(r.from, r.to, straddle);
+        self.claims.seek(r.from, r.to, probe);
         let mut claim = self.claims.next();
         self.segments.seek(seg, r.to, r.seg == UNKNOWN);
         while let Some(s) = self.next_segment() {
@@ -267,6 +333,7 @@ impl<'a> Walk<'a> {
                 }
                 cur = send;
                 seg = send;
+                standing = Standing::Unknown;
                 continue;
             }
             if committed {
@@ -284,8 +351,17 @@ impl<'a> Walk<'a> {
                             Writer::Own(x) => (!inject::mutant(Mutant::OwnClaims)).then_some(x),
                             Writer::Running(x) => (!inject::mutant(Mutant::ClaimInProgress)).then_some(x),
                         };
+                        standing = match undecided {
+                            _ if c.end > r.to => Standing::Unknown,
+                            Some(_) => Standing::Intact,
+                            None => Standing::Settled,
+                        };
                         if let Some(xid) = undecided {
-                            self.push(first_piece, r, self.piece(cur, to, s.first, Kind::Claimed, xid));
+                            let mut claimed = self.piece(cur, to, s.first, Kind::Claimed, xid);
+                            if c.end > to {
+                                claimed.last_xid = 0; // goes on beyond: the border here is inside the claim
+                            }
+                            self.push(first_piece, r, claimed);
                         }
                         cur = to;
                     }
@@ -296,8 +372,11 @@ impl<'a> Walk<'a> {
                             let taken = self.piece(cur, cur + n, s.first, Kind::Taken, 0);
                             self.push(first_piece, r, taken);
                             cur += n;
+                            standing = Standing::Intact;
                         }
-                        if cur < free_end {
+                        // Stops right behind what it took: further on it might stand inside a claim that
+                        // spans the end of this segment, and a border there would hide that claim.
+                        if cur < free_end || (self.order.want > 0 && self.found.taken >= self.order.want) {
                             self.note_head();
                             end = End::Stop;
                             break;
@@ -311,12 +390,13 @@ impl<'a> Walk<'a> {
             if end == End::Stop {
                 break;
             }
-            if self.order.want > 0 && self.found.taken >= self.order.want {
-                // There may be more; what was taken last is about as old.
-                self.note_head();
-                end = End::Stop;
-                break;
-            }
+        }
+        if end == End::Walked && !open {
+            // Behind the last segment of a listed range nothing can appear any more.
+            let standing = if cur < r.to { Standing::Settled } else { standing };
+            self.border = Border { at: r.to, standing };
+        } else {
+            self.border = NO_BORDER;
         }
         if open {
             self.close(r, first_piece, cur, committed_end, seg);

@@ -37,6 +37,9 @@ not_built! {
     unschedule, "awa.unschedule()";
     grant_queue, "awa.grant_queue()";
     revoke_queue, "awa.revoke_queue()";
+    why, "awa.why()";
+    doctor, "awa.doctor()";
+    health, "awa.health()";
 }
 
 sql_function! {
@@ -64,4 +67,7 @@ sql_function! {
     awa_unschedule, pg_finfo_awa_unschedule => unschedule;
     awa_grant_queue, pg_finfo_awa_grant_queue => grant_queue;
     awa_revoke_queue, pg_finfo_awa_revoke_queue => revoke_queue;
+    awa_why, pg_finfo_awa_why => why;
+    awa_doctor, pg_finfo_awa_doctor => doctor;
+    awa_health, pg_finfo_awa_health => health;
 }

@@ -5,12 +5,14 @@ use crate::error::{Error, Result};
 use crate::inspect;
 use crate::lane::LaneId;
 use crate::options;
+use crate::pg::datum;
 use crate::pg::fmgr::{sql_function, Call, Output};
 use crate::stats;
 
 sql_function! {
     awa_library_version, pg_finfo_awa_library_version => library_version;
     awa_has_feature, pg_finfo_awa_has_feature => has_feature;
+    awa_channel, pg_finfo_awa_channel => channel;
     awa_lane_state, pg_finfo_awa_lane_state => lane_state;
     awa_job, pg_finfo_awa_job => job;
     awa_jobs, pg_finfo_awa_jobs => jobs;
@@ -31,6 +33,7 @@ const FEATURES: &[&str] = &[
     "cancel_claimed",
     "create_queue",
     "alter_queue",
+    "channel",
     "pause_queue",
     "resume_queue",
     "maintain",
@@ -44,7 +47,21 @@ fn library_version(_: &Call) -> Result<Output> {
     Ok(env!("CARGO_PKG_VERSION").into())
 }
 
+/// Longest name of a LISTEN channel, in bytes (NAMEDATALEN - 1).
+const MAX_CHANNEL: usize = 63;
+
+fn channel(call: &Call) -> Result<Output> {
+    options::refuse_unknown(call, 1)?;
+    let queue = call.text(0).ok_or(Error::Null("queue"))?;
+    let plain = format!("awa:{queue}");
+    if plain.len() <= MAX_CHANNEL {
+        return Ok(plain.as_str().into());
+    }
+    Ok(format!("awa:#{}", datum::md5(&queue)).as_str().into())
+}
+
 fn has_feature(call: &Call) -> Result<Output> {
+    options::refuse_unknown(call, 1)?;
     let feature = call.text(0).ok_or(Error::Null("feature"))?;
     Ok(FEATURES.contains(&feature.as_str()).into())
 }

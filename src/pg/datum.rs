@@ -214,3 +214,12 @@ pub fn text_array(strings: &[String]) -> Varlena {
         Varlena(pg_sys::Datum::from(a))
     }
 }
+
+/// The md5 of a string as PostgreSQL's md5(text) gives it, in hexadecimal.
+pub fn md5(s: &str) -> String {
+    // SAFETY: md5_text takes a text and returns a text.
+    unsafe {
+        let d = pg_sys::OidFunctionCall1Coll(pg_sys::F_MD5_TEXT.into(), pg_sys::InvalidOid, text(s).0);
+        Varlena(d).text()
+    }
+}

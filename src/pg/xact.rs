@@ -233,3 +233,12 @@ pub fn is_running(full: u64, next: u64) -> bool {
     // SAFETY: both only read shared and local transaction state.
     unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid) || pg_sys::TransactionIdIsInProgress(xid) }
 }
+
+/// Whether a remembered transaction is known to have committed. Only asked of recent ones, since the commit
+/// log of old ones may be gone; false also means "not known".
+pub fn has_committed(full: u64, next: u64) -> bool {
+    const RECENT: u64 = 1 << 24;
+    // SAFETY: the transaction is recent, so its commit status is kept.
+    next.wrapping_sub(full) < RECENT
+        && unsafe { pg_sys::TransactionIdDidCommit(pg_sys::TransactionId::from(full as u32)) }
+}

@@ -1,0 +1,45 @@
+//! Statements of ours on the mutable tables, run as their owner.
+//!
+//! Each takes a snapshot of its own, after the locks that were taken before it. (pgrx runs a plain `select`
+//! under the caller's older snapshot, and `update` always takes a transaction id; a statement that is
+//! prepared as a writing one does neither.)
+
+use crate::error::{Error, Result};
+use crate::pg::owner;
+use crate::ring::Tables;
+use pgrx::datum::DatumWithOid;
+use pgrx::spi::{SpiHeapTupleData, SpiResult};
+use pgrx::Spi;
+
+/// Runs a statement.
+pub fn run(tables: &Tables, sql: &str, args: &[DatumWithOid]) -> Result<()> {
+    owner::as_owner_of(tables.ring, || Spi::run_with_args(sql, args)).map_err(|e| failed(&e))
+}
+
+/// One bigint; None where it is null or there is no row.
+pub fn number(tables: &Tables, sql: &str) -> Result<Option<i64>> {
+    let rows = rows(tables, sql, |row| row.get::<i64>(1))?;
+    Ok(rows.into_iter().next().flatten())
+}
+
+/// All rows, each read by `read`.
+pub fn rows<T>(
+    tables: &Tables,
+    sql: &str,
+    read: impl Fn(&SpiHeapTupleData) -> SpiResult<T>,
+) -> Result<Vec<T>> {
+    owner::as_owner_of(tables.ring, || {
+        Spi::connect(|client| {
+            let statement = client.prepare_mut(sql, &[])?;
+            client
+                .select(&statement, None, &[])?
+                .map(|row| read(&row))
+                .collect()
+        })
+    })
+    .map_err(|e| failed(&e))
+}
+
+fn failed(e: &pgrx::spi::Error) -> Error {
+    Error::Internal(format!("a statement on awa_queue's own tables: {e}"))
+}
