@@ -34,7 +34,7 @@ pub fn rows<T>(
             client
                 .select(&statement, None, &[])?
                 .map(|row| read(&row))
-                .collect()
+                .collect::<SpiResult<Vec<T>>>()
         })
     })
     .map_err(|e| failed(&e))
