@@ -1,0 +1,400 @@
+"""Each known way to lose or double a job, step by step.
+
+A scenario takes a database and a mutant (or None) and returns the faults that it saw: an empty list when the queue held.
+test_faults plays them as they are, test_mutants with the safety test taken out that each of them is about.
+"""
+
+from .play import Gates, Play
+
+
+def got(who, claimed, expected):
+    """A fault when a session did not get exactly the jobs that it had to get."""
+    lost = sorted(set(expected) - set(claimed))
+    extra = sorted(set(claimed) - set(expected))
+    faults = []
+    if lost:
+        faults.append(f"{who}: lost {len(lost)} of {len(expected)} jobs")
+    if extra:
+        faults.append(f"{who}: {len(extra)} jobs that nobody may have: twice, or never committed")
+    return faults
+
+
+def rotate(part, *slots):
+    """Seals, then closes and empties slots; returns what the steps said."""
+    said = [part.value("SELECT awa_internal.seal()")]
+    for slot in slots:
+        said.append(part.value("SELECT awa_internal.close(%s)", [slot]))
+        said.append(part.value('SELECT awa_internal."empty"(%s, true)', [slot]))
+    return said
+
+
+def rest(part):
+    """Ranges taken by open claims are left alone for 50 ms, where there is something else to take."""
+    part.sql("SELECT pg_sleep(0.06)")
+
+
+# ------------------------------------------------------------------------------------------------ own rows
+
+
+def own_claims_rolled_back(db, mutant=None):
+    """A session walks over its own open claims and then rolls back: they must not have been passed as taken."""
+    play = Play(db, mutant)
+    worker = play.part()
+    jobs = worker.enqueue(10)
+    worker.begin()
+    # Two savepoints: the claims have two transaction ids, so their range hangs on no single one and is walked.
+    worker.savepoint("a")
+    assert len(worker.claim(5)) == 5
+    worker.savepoint("b")
+    assert len(worker.claim(5)) == 5
+    assert worker.claim(1) == {}
+    worker.rollback()
+    return got("the worker that rolled back", worker.claim(), jobs)
+
+
+def own_segments_rolled_back(db, mutant=None):
+    """A session claims what it has enqueued itself and rolls back; the numbers are given out again to others."""
+    play = Play(db, mutant)
+    worker, producer = play.parts(2)
+    worker.begin()
+    assert len(worker.enqueue(5)) == 5
+    assert len(worker.claim()) == 5
+    worker.rollback()
+    assert worker.claim() == {}
+    jobs = producer.enqueue(8)
+    return got("the worker that rolled back", worker.claim(), jobs)
+
+
+def own_jobs_of_a_savepoint(db, mutant=None):
+    """Enqueue and claim in one transaction, part of it rolled back to a savepoint, then all of it."""
+    play = Play(db, mutant)
+    worker, producer, other = play.parts(3)
+    worker.begin()
+    first = worker.enqueue(6)
+    a = worker.claim(4)
+    worker.savepoint()
+    worker.enqueue(6)
+    b = worker.claim()
+    worker.rollback_to()
+    c = worker.claim()
+    faults = got("before the savepoint", a, first[:4])
+    faults += [] if len(b) == 8 else [f"{len(b)} of 8 own jobs inside of the savepoint"]
+    faults += got("after the savepoint", c, first[4:])
+    worker.rollback()
+    jobs = producer.enqueue(8)
+    taken = {**worker.claim(3), **other.claim(3), **worker.claim()}
+    return faults + got("all", taken, jobs)
+
+
+def own_jobs_in_one_statement(db, mutant=None):
+    """One statement claims what it has enqueued, also of a queue that it has created."""
+    play = Play(db, mutant)
+    worker = play.part()
+    faults = []
+    for queue in (play.queue, "made_here"):
+        rows = worker.sql(
+            "WITH e AS MATERIALIZED (SELECT awa.enqueue_batch(%s, ARRAY['1', '2', '3']::jsonb[]) AS ids)"
+            " SELECT c.job_id, c.receipt, c.args FROM e, LATERAL awa.claim(CASE WHEN e.ids IS NULL THEN '' ELSE %s END, 10) c",
+            [queue, queue],
+        )
+        if [r[2] for r in rows] != [1, 2, 3]:
+            faults.append(f"{queue}: {rows}")
+        worker.complete({job: receipt for job, receipt, _ in rows})
+    return faults + got("afterwards", worker.claim(), [])
+
+
+# ------------------------------------------------------------------------------------------------ what is in progress
+
+
+def segment_in_progress(db, mutant=None):
+    """A segment that commits after a later one was claimed."""
+    play = Play(db, mutant)
+    slow, quick, worker = play.parts(3)
+    slow.begin()
+    late = slow.enqueue(5)
+    soon = quick.enqueue(5)
+    faults = got("the worker, first", worker.claim(), soon)
+    slow.commit()
+    return faults + got("the worker, after the late commit", worker.claim(), late)
+
+
+def claim_in_progress(db, mutant=None):
+    """Claims of another session that roll back after somebody walked over them."""
+    play = Play(db, mutant)
+    holder, worker = play.parts(2)
+    jobs = holder.enqueue(10)
+    holder.begin()
+    holder.savepoint("a")
+    holder.claim(3)
+    holder.savepoint("b")
+    holder.claim(2)
+    faults = got("the worker, first", worker.claim(), jobs[5:])
+    holder.rollback()
+    return faults + got("the worker, after the rollback", worker.claim(), jobs[:5])
+
+
+def numbers_of_an_aborted_tail(db, mutant=None):
+    """Seqs at the tail whose transaction aborts are given out again; old lists must find the new jobs."""
+    play = Play(db, mutant)
+    producer, other, worker = play.parts(3)
+    producer.begin()
+    producer.enqueue(5)
+    assert worker.claim() == {}
+    producer.rollback()
+    assert worker.claim() == {}
+    jobs = other.enqueue(5)
+    return got("the worker", worker.claim(), jobs)
+
+
+def numbers_given_out_again(db, mutant=None):
+    """Many old lists, tails that abort in all orders, segments of other sizes in their place."""
+    play = Play(db, mutant)
+    a, b, d = play.parts(3)
+    workers = play.parts(4)
+    faults = []
+    for worker in workers:  # every worker has a list
+        b.enqueue(5)
+        worker.complete(worker.claim(5))
+    a.begin()
+    a.enqueue(20)
+    for worker in workers:
+        faults += got("while the tail is open", worker.claim(), [])
+    a.rollback()
+    faults += got("after its abort", workers[0].claim(), [])
+    jobs = b.enqueue(5) + b.enqueue(7)
+    taken = {**workers[1].claim(3), **workers[2].claim(2), **workers[3].claim(), **workers[0].claim()}
+    faults += got("the jobs in its place", taken, jobs)
+    # A commit above an open tail: its numbers are not given out again. Then two tails that abort one after the other.
+    a.begin()
+    a.enqueue(20)
+    jobs = d.enqueue(3)
+    taken = {}
+    for worker in workers:
+        taken |= worker.claim(1)
+    a.rollback()
+    jobs += b.enqueue(4)
+    a.begin()
+    a.enqueue(9)
+    d.begin()
+    d.enqueue(9)
+    for worker in workers:
+        taken |= worker.claim(1)
+    a.rollback()
+    taken |= workers[0].claim(10)
+    d.rollback()
+    jobs += b.enqueue(2)
+    d.begin()
+    jobs += d.enqueue(2)
+    jobs += b.enqueue(1)
+    for worker in workers:
+        taken |= worker.claim()
+    d.commit()
+    for worker in reversed(workers):
+        taken |= worker.claim()
+    return faults + got("all in the end", taken, jobs)
+
+
+def full_list_beside_a_tail(db, mutant=None):
+    """A list of ranges that is full when a tail follows: the tail's numbers come back when it aborts."""
+    play = Play(db, mutant)
+    a, b, producer, worker = play.parts(4)
+    jobs = producer.enqueue(200)
+    a.begin()
+    b.begin()
+    gone, back = [], []
+    for _ in range(65):
+        gone += a.claim(1)
+        back += b.claim(1)
+    taken = worker.claim()
+    faults = got("the worker, behind the others", taken, jobs[130:])
+    producer.begin()
+    producer.enqueue(10)
+    faults += got("the worker, with a tail open", worker.claim(5), [])
+    a.commit()
+    b.rollback()
+    faults += got("the worker, in many holes", worker.claim(), back)
+    producer.rollback()
+    faults += got("the worker, after the tail's abort", worker.claim(), [])
+    jobs = b.enqueue(5)
+    return faults + got("the worker, in the tail's place", worker.claim(), jobs)
+
+
+# ------------------------------------------------------------------------------------------------ borders between ranges
+
+
+def claim_across_a_border(db, mutant=None):
+    """A claim by one session that straddles a border between two ranges in another session's list."""
+    play = Play(db, mutant)
+    slow, quick, y, z = play.parts(4)
+    slow.begin()
+    late = slow.enqueue(10)
+    soon = quick.enqueue(10)
+    y.begin()
+    faults = got("y, first", y.claim(), soon)
+    y.rollback()
+    slow.commit()
+    faults += got("z, all in one claim", z.claim(), late + soon)
+    faults += got("y, at once", y.claim(), [])
+    rest(y)
+    return faults + got("y, later", y.claim(), [])
+
+
+def hole_before_a_long_claim(db, mutant=None):
+    """A hole of exactly the wanted size, then a committed claim that spans the end of the hole's segment."""
+    play = Play(db, mutant)
+    holder, committer, worker = play.parts(3)
+    jobs = holder.enqueue(10) + holder.enqueue(10)
+    holder.begin()
+    held = holder.claim(5)
+    faults = got("the holder", held, jobs[:5])
+    faults += got("the committer, across the segments' border", committer.claim(10), jobs[5:15])
+    holder.rollback()
+    rest(worker)
+    faults += got("the worker, the hole", worker.claim(5), jobs[:5])
+    faults += got("the worker, the rest", worker.claim(), jobs[15:])
+    for part in (worker, committer, holder):
+        faults += got("nothing more", part.claim(), [])
+    return faults
+
+
+# ------------------------------------------------------------------------------------------------ slots
+
+
+def second_look(db, mutant=None):
+    """A scan has passed a slot when two segments are added, the first of them behind it."""
+    play = Play(db, mutant)
+    slow, behind, ahead, worker, keeper = play.parts(5)
+    keeper.enqueue(10)
+    worker.complete(worker.claim())
+    slow.begin()
+    slow.enqueue(1)  # or shared memory would tell that the lane is empty
+    assert worker.claim() == {}
+    with Gates(db, 1) as writing, Gates(db, 2) as reading:
+        behind.sql("SET awa_queue.pause_key = 1")
+        behind.at_gate("enqueue.rows_written")
+        enqueued = writing.hold(behind, *play.enqueue_call(1))  # into slot 0, without a number yet
+        keeper.value("SELECT awa_internal.seal()")
+        assert worker.claim() == {}  # knows of both slots
+        worker.sql("SET awa_queue.pause_key = 2")
+        worker.at_gate("claim.between_slots")
+        claimed = reading.hold(worker, *play.claim_call(100))  # between the slots of the claims' scan
+        assert reading.step(worker, claimed)  # between the slots of the segments' scan: slot 0 has been read
+        writing.open()
+        first = enqueued.result()[0][0]
+        second = ahead.enqueue(1)  # into slot 1
+        worker_got = finish(reading, worker, claimed)
+    worker.at_gate()
+    worker_got |= worker.claim()
+    slow.rollback()
+    return got("the worker", worker_got, first + second)
+
+
+def finish(gates, part, pending):
+    """Lets a held claim run to its end and returns what it took."""
+    gates.open()
+    return {job: receipt for receipt, job in pending.result()}
+
+
+def seal_before_the_reservation(db, mutant=None):
+    """A producer waits before its reservation while another slot is opened and written into."""
+    play = Play(db, mutant)
+    late, early, worker, keeper = play.parts(4)
+    with Gates(db) as gates:
+        late.at_gate("enqueue.rows_written")
+        pending = gates.hold(late, *play.enqueue_call(5))
+        keeper.value("SELECT awa_internal.seal()")
+        jobs = early.enqueue(5)
+        gates.open()
+        jobs += pending.result()[0][0]
+    numbers = [first + k for first, n, _ in play.segments() for k in range(n)]
+    faults = [] if sorted(numbers) == list(range(1, 11)) else [f"seqs given out: {sorted(numbers)}"]
+    taken = {}
+    for _ in range(3):
+        taken |= worker.claim()
+    return faults + got("the worker", taken, jobs)
+
+
+def seal_before_the_claim(db, mutant=None):
+    """A worker waits before the claim lock while a slot is opened that holds the lower of two new segments."""
+    play = Play(db, mutant)
+    upper, lower, worker, keeper = play.parts(4)
+    keeper.enqueue(3)
+    worker.complete(worker.claim())
+    with Gates(db, 1) as writing, Gates(db, 2) as claiming:
+        upper.sql("SET awa_queue.pause_key = 1")
+        upper.at_gate("enqueue.rows_written")
+        enqueued = writing.hold(upper, *play.enqueue_call(1))  # into slot 0
+        worker.sql("SET awa_queue.pause_key = 2")
+        worker.at_gate("claim.before_lock")
+        claimed = claiming.hold(worker, *play.claim_call(100))  # knows of slot 0 alone
+        keeper.value("SELECT awa_internal.seal()")
+        jobs = lower.enqueue(1)  # into slot 1
+        writing.open()
+        jobs += enqueued.result()[0][0]
+        worker_got = finish(claiming, worker, claimed)
+    worker.at_gate()
+    worker_got |= worker.claim()
+    return got("the worker", worker_got, jobs)
+
+
+def slot_gone_before_its_tables_are_locked(db, mutant=None):
+    """A producer has chosen its slot, which is then sealed, closed and emptied."""
+    play = Play(db, mutant)
+    producer, worker, keeper = play.parts(3)
+    keeper.enqueue(3)
+    worker.complete(worker.claim())
+    with Gates(db) as gates:
+        producer.at_gate("enqueue.slot_chosen")
+        pending = gates.hold(producer, *play.enqueue_call(7))
+        said = rotate(keeper, 0)
+        assert said[1:] == ["closed", "emptied"], said
+        gates.open()
+        jobs = pending.result()[0][0]
+    taken = worker.claim()
+    return got("the worker", taken, jobs) + got("a new session", play.part().claim(), [])
+
+
+def caches_from_before_the_emptying(db, mutant=None):
+    """What a session remembers of a lane from before an emptying: where it begins, and where to write."""
+    play = Play(db, mutant)
+    keeper, worker, watcher, producer = play.parts(4)
+    keeper.enqueue(10)
+    done = worker.claim()
+    keeper.value("SELECT awa_internal.seal()")
+    assert keeper.value("SELECT awa_internal.close(0)") == "closed"
+    assert producer.claim(1) == {}  # its caches are filled between closing and emptying
+    # A lane that this session has not walked: it says where it would begin.
+    lane = play.lane()
+    cold = watcher.value("SELECT awa_internal.lane_state(%s)", [lane])
+    worker.complete(done)
+    assert keeper.value('SELECT awa_internal."empty"(0, true)') == "emptied"
+    faults = []
+    told = watcher.value("SELECT awa_internal.lane_state(%s)", [lane])
+    fresh = play.part().value("SELECT awa_internal.lane_state(%s)", [lane])
+    if told != fresh:
+        faults.append(f"a session that looked before the emptying begins at {told} ({cold} before it), a new one at {fresh}")
+    jobs = producer.enqueue(7)
+    firsts = [first for first, _, _ in play.segments()]
+    if firsts != [11]:
+        faults.append(f"first seqs after the emptying: {firsts}")
+    taken = {**watcher.claim(3), **worker.claim(2), **producer.claim()}
+    return faults + got("all", taken, jobs)
+
+
+def older_segment_open_at_the_emptying(db, mutant=None):
+    """A slot is emptied while an older segment of its lane is still in progress in another slot; then a cold worker comes."""
+    play = Play(db, mutant)
+    slow, quick, worker, keeper = play.parts(4)
+    slow.begin()
+    late = slow.enqueue(4)  # slot 0
+    keeper.value("SELECT awa_internal.seal()")
+    soon = quick.enqueue(3)  # slot 1
+    keeper.value("SELECT awa_internal.seal()")
+    assert keeper.value("SELECT awa_internal.close(1)") == "closed"
+    taken = worker.claim()
+    faults = got("the worker", taken, soon)
+    worker.complete(taken)
+    said = keeper.value('SELECT awa_internal."empty"(1, true)')
+    assert said == "emptied", said
+    slow.commit()
+    return faults + got("a cold worker", play.part().claim(), late)
