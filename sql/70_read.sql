@@ -1,21 +1,16 @@
 -- Readers.
 
-CREATE FUNCTION awa_internal.library_version () RETURNS text
-LANGUAGE c AS 'MODULE_PATHNAME', 'awa_library_version'
-STABLE PARALLEL UNSAFE;
-COMMENT ON FUNCTION awa_internal.library_version () IS 'Version of the loaded library.';
-
 CREATE FUNCTION awa.has_feature (feature text, options jsonb DEFAULT NULL) RETURNS boolean
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_has_feature'
 STABLE PARALLEL UNSAFE;
 COMMENT ON FUNCTION awa.has_feature (text, jsonb) IS
 'Whether this version can do something, by the name of a verb or parameter. Ask this rather than a version number.';
 
-CREATE FUNCTION awa.version () RETURNS TABLE (library text, sql text, extra jsonb)
-LANGUAGE sql STABLE PARALLEL UNSAFE
-SET search_path = pg_catalog, pg_temp
-AS $$ SELECT awa_internal.library_version(), e.extversion, NULL::jsonb FROM pg_extension e WHERE e.extname = 'awa_queue' $$;
-COMMENT ON FUNCTION awa.version () IS 'Version of the loaded library and of the SQL objects; they differ between a package upgrade and ALTER EXTENSION.';
+CREATE FUNCTION awa.version (options jsonb DEFAULT NULL) RETURNS TABLE (library text, sql text, extra jsonb)
+LANGUAGE c AS 'MODULE_PATHNAME', 'awa_version'
+STABLE PARALLEL UNSAFE ROWS 1;
+COMMENT ON FUNCTION awa.version (jsonb) IS
+'Version of the loaded library and of the SQL objects; they differ between a package upgrade and ALTER EXTENSION.';
 
 CREATE FUNCTION awa.job (job_id bigint, options jsonb DEFAULT NULL) RETURNS TABLE (
     job_id bigint, queue text, kind text, state text, priority integer, attempt integer, max_attempts integer,

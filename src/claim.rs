@@ -253,6 +253,7 @@ fn take_turn(
 ) -> Result<(i64, bool)> {
     let lane = visit.lane;
     let numbers = ids::prepare_claim_numbers(&live.view)?;
+    lane::learn_next(&live.view, lane)?;
     loop {
         let view = ring::view_for_write()?;
         if view.stamp != live.view.stamp {
@@ -299,7 +300,9 @@ fn take_turn(
         } else {
             list
         };
-        let rows = insert_claims(visit, picks, request, now);
+        let mut rows = insert_claims(visit, picks, request, now);
+        // What was found by a second look lies lower: rows are returned in seq order.
+        rows.sort_by_key(|(_, made)| made.first_seq);
         match &shared {
             Some(entry) => entry.store(&list.ranges, head_at.unwrap_or(0)),
             None => remember(lane, |k| k.list = Some(list)),

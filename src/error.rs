@@ -128,6 +128,7 @@ impl Error {
                 format!("{step} needs a transaction in READ COMMITTED")
             }
             Error::InTransactionBlock(what) => format!("{what} cannot run inside a transaction block"),
+            Error::Stale { stale: 1, .. } => "1 receipt is stale".to_string(),
             Error::Stale { stale, .. } => format!("{stale} receipts are stale"),
             Error::LibraryTooOld { .. } => {
                 "the loaded awa_queue library does not know this version of its tables".to_string()

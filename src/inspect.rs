@@ -213,7 +213,7 @@ fn errors_of(body: &Body, claim: Option<&Claim>, ending: Option<&Ending>) -> Opt
         .and_then(|j| serde_json::from_str(&datum::jsonb_to_text(j)).ok())
         .unwrap_or_default();
     all.push(serde_json::json!({
-        "at": crate::pg::time::to_text(ending.at),
+        "at": crate::pg::time::to_iso(ending.at),
         "attempt": body.attempt,
         "message": reason,
         "worker": claim.and_then(|c| c.worker.clone()),

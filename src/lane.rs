@@ -8,10 +8,11 @@ use crate::error::Result;
 use crate::logs::segments;
 use crate::pg::index::{self, Index};
 use crate::pg::latest::Latest;
+use crate::pg::lock::{Class, Mode, ShortLock};
 use crate::pg::scan::{Cond, Direction, Scan};
 use crate::pg::shmem;
 use crate::pg::table::{Access, Table};
-use crate::ring::{Slot, View};
+use crate::ring::{self, Slot, View};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -175,6 +176,20 @@ pub fn reserve(view: &View, lane: LaneId, n: i64, counters: Option<&Counters>) -
         entry.set_next(first + n);
     }
     Some(first)
+}
+
+/// Puts a lane's next seq into shared memory where there is room and nobody has yet: a claim tells by it that
+/// the lane is empty, without opening anything.
+pub fn learn_next(view: &View, lane: LaneId) -> Result<()> {
+    if !shmem::find_or_add(view.incarnation, lane.0).is_some_and(|e| e.next().is_none()) {
+        return Ok(());
+    }
+    let counters = Counters::open(view, lane)?;
+    let _lock = ShortLock::acquire(Class::Lane, lane.key(), Mode::Exclusive);
+    if ring::is_current(view) {
+        reserve(view, lane, 0, Some(&counters));
+    }
+    Ok(())
 }
 
 /// The lowest first_seq of the lane's segments in the other live slots, rows in progress included.

@@ -108,18 +108,15 @@ impl Settings {
             return Err(Error::Internal("settings are no object".to_string()));
         };
         for (key, value) in change {
+            check_type(key, value)?;
             if value.is_null() {
                 merged.remove(key);
             } else {
                 merged.insert(key.clone(), value.clone());
             }
         }
-        let settings: Settings = serde_json::from_value(serde_json::Value::Object(merged)).map_err(|e| {
-            Error::bad_value(
-                format!("bad value in settings: {e}"),
-                "Numbers are whole numbers; lease, retention and aging_interval are intervals as text.",
-            )
-        })?;
+        let settings: Settings = serde_json::from_value(serde_json::Value::Object(merged))
+            .map_err(|e| Error::Internal(format!("settings were checked but can not be read: {e}")))?;
         settings.check()?;
         Ok(settings)
     }
@@ -139,6 +136,24 @@ impl Settings {
         }
         Ok(())
     }
+}
+
+/// Settings that are whole numbers; the others are text.
+const NUMBERS: &[&str] = &["shards", "priority", "max_attempts", "max_args_bytes"];
+
+fn check_type(key: &str, value: &serde_json::Value) -> Result<()> {
+    let (fits, expected) = if NUMBERS.contains(&key) {
+        (value.as_i64().is_some(), "a whole number")
+    } else {
+        (value.is_string(), "text")
+    };
+    if fits || value.is_null() {
+        return Ok(());
+    }
+    Err(Error::bad_value(
+        format!("{key} must be {expected}, not {value}"),
+        "lease, retention and aging_interval are intervals as text, such as \"5 min\".",
+    ))
 }
 
 fn in_range(name: &str, value: Option<i64>, low: i64, high: i64) -> Result<()> {

@@ -12,6 +12,8 @@ pub const OPEN_END: i64 = i64::MAX;
 /// Seq of a segment start that is not known.
 pub const UNKNOWN: i64 = -1;
 pub const MAX_RANGES: usize = 64;
+/// From this many ranges on, claims of different transactions share one.
+const CROWDED: usize = 12;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -97,13 +99,17 @@ impl RangeList {
             return;
         }
         let full = self.ranges.len() >= MAX_RANGES - 1;
+        let crowded = self.ranges.len() >= CROWDED;
         if let Some(last) = self.ranges.last_mut() {
             let touching = last.to == piece.from;
             let same = last.kind == piece.kind && last.tail == piece.tail;
             let mergeable = touching
                 && same
                 && match piece.kind {
-                    Kind::Look | Kind::Claimed | Kind::Taken => true,
+                    Kind::Look | Kind::Taken => true,
+                    // Apart, each is known to be done as soon as its transaction is; many of them would
+                    // have to be asked about by every claim, so then they are merged and left alone a while.
+                    Kind::Claimed => last.xid == piece.xid || crowded,
                     Kind::Running => last.xid == piece.xid,
                     Kind::Open => false,
                 };
@@ -121,6 +127,8 @@ impl RangeList {
                 last.kind = Kind::Look;
                 last.xid = 0;
                 last.last_xid = 0;
+                // With a tail piece in it, its numbers may come back: it must fall back as a tail does.
+                last.tail |= piece.tail;
                 return;
             }
             piece.edge |= touching;
@@ -256,7 +264,15 @@ mod tests {
         l.push(piece(5, 9, Kind::Claimed, 7));
         assert_eq!((l.ranges.len(), l.ranges[0].to, l.ranges[0].xid), (1, 9, 7));
         l.push(piece(9, 10, Kind::Claimed, 8));
-        assert_eq!((l.ranges.len(), l.ranges[0].to, l.ranges[0].xid), (1, 10, 0));
+        assert_eq!((l.ranges.len(), l.ranges[0].to, l.ranges[1].xid), (2, 9, 8));
+        for i in 10..40 {
+            l.push(piece(i, i + 1, Kind::Claimed, i as u64));
+        }
+        let crowd = l.ranges.last().unwrap();
+        assert_eq!(
+            (l.ranges.len(), crowd.to, crowd.xid, crowd.last_xid),
+            (CROWDED, 40, 0, 39)
+        );
     }
 
     #[test]
@@ -341,8 +357,7 @@ mod tests {
     #[test]
     fn a_mixed_piece_above_the_frontier_is_not_skipped() {
         let mut l = RangeList::default();
-        l.push(piece(6, 8, Kind::Claimed, 5));
-        l.push(piece(8, 10, Kind::Claimed, 6));
+        l.push(piece(6, 10, Kind::Claimed, 0));
         l.close_walk(6, 6, false);
         assert_eq!(l.ranges.len(), 1);
         assert_eq!(l.ranges[0].from, 6);
@@ -356,11 +371,24 @@ mod tests {
         l.close_walk(9, 9, false);
         assert_eq!(l.ranges.len(), 3);
         let l = l.settle(8);
-        assert_eq!(l.ranges.len(), 2);
+        assert_eq!(l.ranges.len(), 3);
         assert_eq!(
-            (l.ranges[0].kind, l.ranges[0].xid, l.ranges[0].to),
-            (Kind::Claimed, 0, 9)
+            (l.ranges[1].kind, l.ranges[1].xid, l.ranges[1].to),
+            (Kind::Claimed, 8, 9)
         );
         assert!(l.is_sound());
+    }
+
+    #[test]
+    fn a_tail_merged_into_a_full_list_still_falls_back() {
+        let mut l = RangeList::default();
+        for i in 0..MAX_RANGES as i64 - 1 {
+            l.push(piece(i * 10, i * 10 + 3, Kind::Running, i as u64 + 1));
+        }
+        let mut tail = piece(5000, 5010, Kind::Running, 99);
+        tail.tail = true;
+        l.push(tail);
+        let last = l.ranges.last().unwrap();
+        assert!(last.tail && last.xid == 0 && last.to == 5010);
     }
 }

@@ -164,6 +164,16 @@ impl<'a> Walk<'a> {
                 self.walk(&fallen)?;
                 return Ok(rested);
             }
+            if self.is_done(r) {
+                // Its one transaction has committed its claims: nothing of it is left.
+                let standing = if r.last_xid != 0 {
+                    Standing::Settled
+                } else {
+                    Standing::Unknown
+                };
+                self.border = Border { at: r.to, standing };
+                continue;
+            }
             if rest && self.rests(r) {
                 rested |= r.kind == Kind::Claimed;
                 self.found.list.push(*r);
@@ -238,13 +248,19 @@ impl<'a> Walk<'a> {
         r.xid != 0 && xact::is_running(r.xid, self.next_xid)
     }
 
+    fn is_done(&self, r: &Range) -> bool {
+        r.kind == Kind::Claimed && r.xid != 0 && !self.waits(r) && xact::has_committed(r.xid, self.next_xid)
+    }
+
     fn rests(&self, r: &Range) -> bool {
         if self.order.strict {
             return false;
         }
         match r.kind {
             Kind::Running => self.waits(r),
-            Kind::Claimed => self.order.now - r.checked < CLAIMED_REST_MICROS || self.waits(r),
+            // Of several transactions: some may have rolled back, which is seen a little later.
+            Kind::Claimed if r.xid == 0 => self.order.now - r.checked < CLAIMED_REST_MICROS,
+            Kind::Claimed => self.waits(r),
             Kind::Look | Kind::Open | Kind::Taken => false,
         }
     }
@@ -272,8 +288,8 @@ impl<'a> Walk<'a> {
         let mut end = End::Walked;
         let first_piece = self.found.list.ranges.len();
 
-        self.claims.seek(r.from, r.to, probe);
-        let mut claim = self.claims.next();
+        let mut claims_sought = false;
+        let mut claim: Option<Span> = None;
         self.segments.seek(seg, r.to, r.seg == UNKNOWN);
         while let Some(s) = self.next_segment() {
             if s.first >= r.to {
@@ -338,6 +354,13 @@ impl<'a> Walk<'a> {
             }
             if committed {
                 committed_end = committed_end.max(send);
+            }
+            if !claims_sought {
+                // Claims stand still under the claim lock, so it does not matter when they are looked up;
+                // where no segment is found they never are.
+                claims_sought = true;
+                self.claims.seek(r.from, r.to, probe);
+                claim = self.claims.next();
             }
             while cur < send {
                 while claim.is_some_and(|c| c.end <= cur) {

@@ -7,10 +7,12 @@ use crate::lane::LaneId;
 use crate::options;
 use crate::pg::datum;
 use crate::pg::fmgr::{sql_function, Call, Output};
+use crate::ring;
+use crate::statement;
 use crate::stats;
 
 sql_function! {
-    awa_library_version, pg_finfo_awa_library_version => library_version;
+    awa_version, pg_finfo_awa_version => version;
     awa_has_feature, pg_finfo_awa_has_feature => has_feature;
     awa_channel, pg_finfo_awa_channel => channel;
     awa_lane_state, pg_finfo_awa_lane_state => lane_state;
@@ -43,8 +45,15 @@ const FEATURES: &[&str] = &[
     "ring_status",
 ];
 
-fn library_version(_: &Call) -> Result<Output> {
-    Ok(env!("CARGO_PKG_VERSION").into())
+fn version(call: &Call) -> Result<Output> {
+    options::refuse_unknown(call, 0)?;
+    let mut out = call.result_set();
+    let tables = ring::tables()?;
+    let sql = "SELECT extversion FROM pg_catalog.pg_extension WHERE extname = 'awa_queue'";
+    let installed = statement::rows(&tables, sql, |row| row.get::<String>(1))?;
+    let installed = installed.into_iter().next().flatten();
+    out.push(&[env!("CARGO_PKG_VERSION").into(), installed.as_deref().into()]);
+    Ok(Output::Rows)
 }
 
 /// Longest name of a LISTEN channel, in bytes (NAMEDATALEN - 1).

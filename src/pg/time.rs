@@ -1,5 +1,6 @@
 //! Time as PostgreSQL counts it: microseconds since 2000-01-01 UTC.
 
+use crate::error::Error;
 use pgrx::pg_sys;
 
 pub const SECOND: i64 = 1_000_000;
@@ -56,8 +57,26 @@ impl Interval {
     }
 }
 
-/// Parses an interval as `interval_in` does; raises 22007 where the text is none.
+/// Runs one of the server's input functions and turns its complaint into ours, which names what was read.
+fn input<R>(what: &str, text: &str, read: impl FnOnce() -> R) -> R {
+    let complaint = Error::bad_value(
+        format!("{what} \"{text}\" can not be read"),
+        "Write an interval as '5 min' or '1 d 2 h', a time as '2026-01-31 12:00:00+00'.",
+    );
+    pgrx::PgTryBuilder::new(std::panic::AssertUnwindSafe(read))
+        .catch_others(move |_| {
+            complaint.raise();
+            unreachable!("raise never returns")
+        })
+        .execute()
+}
+
+/// Parses an interval as `interval_in` does; raises 22023 where the text is none.
 pub fn parse_interval(s: &str) -> Interval {
+    input("interval", s, || interval_in(s))
+}
+
+fn interval_in(s: &str) -> Interval {
     let c = std::ffi::CString::new(s).unwrap_or_default();
     // SAFETY: interval_in takes (cstring, oid, int4) and returns a palloc'd Interval.
     unsafe {
@@ -84,8 +103,12 @@ pub(super) unsafe fn read_interval(d: pg_sys::Datum) -> Interval {
     }
 }
 
-/// Parses a timestamp as `timestamptz_in` does; raises 22007 where the text is none.
+/// Parses a timestamp as `timestamptz_in` does; raises 22023 where the text is none.
 pub fn parse_timestamp(s: &str) -> i64 {
+    input("time", s, || timestamptz_in(s))
+}
+
+fn timestamptz_in(s: &str) -> i64 {
     let c = std::ffi::CString::new(s).unwrap_or_default();
     // SAFETY: timestamptz_in takes (cstring, oid, int4).
     unsafe {
@@ -100,16 +123,18 @@ pub fn parse_timestamp(s: &str) -> i64 {
     }
 }
 
-/// The text form of a timestamp, as `timestamptz_out` writes it.
-pub fn to_text(at: i64) -> String {
-    // SAFETY: timestamptz_out takes a timestamptz and returns a NUL-terminated cstring.
+/// A timestamp as JSON has it: ISO 8601, whatever the session's DateStyle.
+pub fn to_iso(at: i64) -> String {
+    let mut buffer = [0 as std::ffi::c_char; pg_sys::MAXDATELEN as usize + 1];
+    // SAFETY: the buffer has the length that JsonEncodeDateTime asks for and is NUL-terminated by it.
     unsafe {
-        let d = pg_sys::OidFunctionCall1Coll(
-            pg_sys::F_TIMESTAMPTZ_OUT.into(),
-            pg_sys::InvalidOid,
+        pg_sys::JsonEncodeDateTime(
+            buffer.as_mut_ptr(),
             pg_sys::Datum::from(at),
+            pg_sys::TIMESTAMPTZOID,
+            std::ptr::null(),
         );
-        std::ffi::CStr::from_ptr(d.cast_mut_ptr())
+        std::ffi::CStr::from_ptr(buffer.as_ptr())
             .to_string_lossy()
             .into_owned()
     }
