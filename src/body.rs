@@ -22,13 +22,8 @@ pub struct Body {
     /// None where it is the queue's name.
     pub kind: Option<Varlena>,
     pub args: Varlena,
-    pub rest: Option<Rest>,
-}
-
-/// The rare columns, as they lie in the row and taken apart.
-pub struct Rest {
-    pub raw: Varlena,
-    pub record: Record,
+    /// The rare columns, taken apart.
+    pub rest: Option<Record>,
 }
 
 impl Body {
@@ -42,25 +37,19 @@ impl Body {
             args: row
                 .varlena(ready::ARGS)
                 .map_or_else(|| crate::pg::datum::jsonb_from_text("null"), Varlena::flattened),
-            rest: row.varlena(ready::REST).map(|v| {
-                let raw = v.flattened();
-                Rest {
-                    raw,
-                    record: Record::read(raw),
-                }
-            }),
+            rest: row.varlena(ready::REST).map(|v| Record::read(v.flattened())),
         }
     }
 
     pub fn rest_varlena(&self, attribute: usize) -> Option<Varlena> {
-        self.rest.as_ref().and_then(|r| r.record.varlena(attribute))
+        self.rest.as_ref().and_then(|r| r.varlena(attribute))
     }
 
     /// When the job was first enqueued; `segment_at` is when this entry was.
     pub fn enqueued_at(&self, segment_at: i64) -> i64 {
         self.rest
             .as_ref()
-            .and_then(|r| r.record.i64(rest::ENQUEUED_AT))
+            .and_then(|r| r.i64(rest::ENQUEUED_AT))
             .unwrap_or(segment_at)
     }
 
@@ -68,7 +57,7 @@ impl Body {
     pub fn run_at(&self, segment_at: i64) -> i64 {
         self.rest
             .as_ref()
-            .and_then(|r| r.record.i64(rest::RUN_AT))
+            .and_then(|r| r.i64(rest::RUN_AT))
             .unwrap_or(segment_at)
     }
 }

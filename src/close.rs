@@ -25,6 +25,7 @@ use crate::pg::time;
 use crate::queue;
 use crate::receipt::{block_floor, Receipt, CLAIMS_PER_BLOCK};
 use crate::ring::{self, Slot, View};
+use std::collections::hash_map::Entry as Slotted;
 use std::collections::HashMap;
 use std::rc::Rc;
 
@@ -142,10 +143,11 @@ pub fn finish(receipts: &[Option<i64>], what: &Finish, out: Option<&mut ResultSe
             }
             continue;
         };
-        if !open.contains_key(&g.slot) {
-            open.insert(g.slot, CloseSlot::open(slot)?);
-        }
-        if let Some(claim) = close_group(&open[&g.slot], g, what, &mut fates)? {
+        let tables = match open.entry(g.slot) {
+            Slotted::Occupied(known) => known.into_mut(),
+            Slotted::Vacant(new) => new.insert(CloseSlot::open(slot)?),
+        };
+        if let Some(claim) = close_group(tables, g, what, &mut fates)? {
             claims_of.insert((g.claim_no, g.slot), claim);
         }
     }
@@ -378,11 +380,9 @@ fn read_jobs(
         let (Some(claim), Some(slot)) = (claims_of.get(&(g.claim_no, g.slot)), view.slot(g.slot)) else {
             continue;
         };
-        if !locators.contains_key(&g.slot) {
-            locators.insert(g.slot, Locator::open(slot)?);
-        }
-        let Some(locator) = locators.get_mut(&g.slot) else {
-            continue;
+        let locator = match locators.entry(g.slot) {
+            Slotted::Occupied(known) => known.into_mut(),
+            Slotted::Vacant(new) => new.insert(Locator::open(slot)?),
         };
         for (i, k) in &g.members {
             if i64::from(*k) >= claim.n {
@@ -521,7 +521,7 @@ fn rest_of_moved(view: &View, job: &Job) -> Varlena {
     let mut values = [Value::Null; rest::COUNT];
     if let Some(rest) = &job.body.rest {
         for (i, v) in values.iter_mut().enumerate() {
-            *v = rest.record.value(i);
+            *v = rest.value(i);
         }
     }
     values[rest::ENQUEUED_AT] = job.body.enqueued_at(job.segment_at).into();

@@ -181,7 +181,7 @@ pub fn reserve(view: &View, lane: LaneId, n: i64, counters: Option<&Counters>) -
 /// Puts a lane's next seq into shared memory where there is room and nobody has yet: a claim tells by it that
 /// the lane is empty, without opening anything.
 pub fn learn_next(view: &View, lane: LaneId) -> Result<()> {
-    if !shmem::find_or_add(view.incarnation, lane.0).is_some_and(|e| e.next().is_none()) {
+    if shmem::find_or_add(view.incarnation, lane.0).is_none_or(|e| e.next().is_some()) {
         return Ok(());
     }
     let counters = Counters::open(view, lane)?;
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn lanes_sort_by_queue_then_priority_then_shard() {
-        let mut lanes = vec![
+        let mut lanes = [
             LaneId::new(2, 1, 0),
             LaneId::new(1, 4, 0),
             LaneId::new(1, 1, 3),

@@ -208,7 +208,8 @@ impl RangeList {
     }
 
     /// What must hold of every list.
-    pub fn is_sound(&self) -> bool {
+    #[cfg(test)]
+    fn is_sound(&self) -> bool {
         let open_last = self
             .ranges
             .last()

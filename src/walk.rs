@@ -303,9 +303,8 @@ impl<'a> Walk<'a> {
                 || (matches!(s.writer, Writer::Own(_)) && inject::mutant(Mutant::OwnSegments));
             let running = matches!(s.writer, Writer::Running(_));
             if s.first > cur {
-                let dead = if !open {
-                    true // this walk began after the committed segment above was seen
-                } else if inject::mutant(Mutant::Frontier) {
+                // A listed range: this walk began after the committed segment above it was seen.
+                let dead = if !open || inject::mutant(Mutant::Frontier) {
                     true
                 } else if running && self.order.strict {
                     false

@@ -166,7 +166,7 @@ pub fn hash_text(t: Varlena) -> u64 {
     unsafe {
         let d = pg_sys::OidFunctionCall2Coll(
             pg_sys::F_HASHTEXTEXTENDED.into(),
-            pg_sys::Oid::from(pg_sys::C_COLLATION_OID),
+            pg_sys::C_COLLATION_OID,
             t.0,
             pg_sys::Datum::from(0i64),
         );

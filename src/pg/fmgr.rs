@@ -3,7 +3,7 @@
 //! Every function of the API is declared with `sql_function!`, which exports the C symbol that the install
 //! script names. A released symbol is never removed, because the library is replaced before the SQL is.
 
-use super::datum::{RawDatum, Value, Varlena};
+use super::datum::{Value, Varlena};
 use super::time::{self, Interval};
 use crate::error::{Error, Result};
 use pgrx::pg_sys;
@@ -129,20 +129,6 @@ impl Call {
                 store: (*info).setResult,
                 desc: (*info).setDesc,
             }
-        }
-    }
-
-    /// The row of a procedure's INOUT parameters.
-    pub fn output_row(&self, values: &[Value]) -> RawDatum {
-        let (mut datums, mut nulls) = super::datum::split(values);
-        // SAFETY: get_call_result_type fills desc for a function with OUT parameters; the arrays have one
-        // entry per column because the SQL definition is ours.
-        unsafe {
-            let mut desc: pg_sys::TupleDesc = std::ptr::null_mut();
-            pg_sys::get_call_result_type(self.fcinfo, std::ptr::null_mut(), &mut desc);
-            let desc = pg_sys::BlessTupleDesc(desc);
-            let tuple = pg_sys::heap_form_tuple(desc, datums.as_mut_ptr(), nulls.as_mut_ptr());
-            RawDatum(pg_sys::heap_copy_tuple_as_datum(tuple, desc))
         }
     }
 

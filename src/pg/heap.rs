@@ -199,10 +199,6 @@ impl Row {
         self.get(column).map(|d| d.value() as i16)
     }
 
-    pub fn bool(&self, column: usize) -> Option<bool> {
-        self.get(column).map(|d| d.value() as u8 != 0)
-    }
-
     pub fn char(&self, column: usize) -> Option<u8> {
         self.get(column).map(|d| d.value() as u8)
     }

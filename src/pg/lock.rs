@@ -17,8 +17,6 @@ pub enum Class {
     Claim = 82,
     /// Closing attempts of a claim.
     Close = 83,
-    /// A job by its id, to the end of the transaction.
-    Job = 84,
     /// The ring: loaders share it, maintenance holds it to the end of its transaction.
     Ring = 85,
     /// Creation of a queue, by the hash of its name.

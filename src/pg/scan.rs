@@ -203,10 +203,6 @@ impl Scan {
         self.attr(column).map_or(0, |d| d.value() as i16)
     }
 
-    pub fn bool(&self, column: i16) -> bool {
-        self.attr(column).is_some_and(|d| d.value() as u8 != 0)
-    }
-
     pub fn char(&self, column: i16) -> u8 {
         self.attr(column).map_or(0, |d| d.value() as u8)
     }

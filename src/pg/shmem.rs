@@ -7,13 +7,12 @@
 
 use crate::ranges::{Range, MAX_RANGES};
 use pgrx::pg_sys;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 #[repr(C)]
 struct Header {
     epoch: AtomicU64,
     capacity: u32,
-    used: AtomicU32,
 }
 
 #[repr(C)]
@@ -115,11 +114,6 @@ pub(super) fn bump_epoch() {
     }
 }
 
-/// How many lane entries are used, of how many.
-pub fn fill() -> Option<(u32, u32)> {
-    header().map(|h| (h.used.load(Ordering::Relaxed), h.capacity))
-}
-
 /// A lane's entry. Not kept across calls: it is looked up anew under the lane's lock each time.
 pub struct Entry(*mut Lane);
 
@@ -172,9 +166,6 @@ fn search(incarnation: i64, lane_id: i64, add: bool) -> Option<Entry> {
         }
         if found.is_none() && add && !reusable.is_null() {
             let lane = reusable;
-            if (*lane).used == 0 {
-                header.used.fetch_add(1, Ordering::Relaxed);
-            }
             (*lane).database = database;
             (*lane).incarnation = incarnation;
             (*lane).lane_id = lane_id;
