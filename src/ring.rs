@@ -76,6 +76,8 @@ impl View {
 thread_local! {
     static VIEW: RefCell<Option<Rc<View>>> = const { RefCell::new(None) };
     static STAMP: Cell<u64> = const { Cell::new(0) };
+    /// The incarnation that this session's memory belongs to.
+    static INCARNATION: Cell<Option<i64>> = const { Cell::new(None) };
 }
 
 /// The state of one slot as the ring's events tell it.
@@ -204,18 +206,21 @@ pub fn is_current(view: &View) -> bool {
 }
 
 fn load() -> Result<Rc<View>> {
+    // From here to the end there is no view: whatever goes wrong in between, an old one is not used again.
+    VIEW.with(|v| v.borrow_mut().take());
+    let stamp = STAMP.with(|s| {
+        s.set(s.get() + 1);
+        s.get()
+    });
     let tables = tables()?;
     xact::watch(tables.ring, tables.queues);
     let lock = ShortLock::acquire(Class::Ring, RING_KEY, Mode::Share);
     // Valid from before the reading on: what is committed meanwhile turns it invalid again.
     let epoch = shmem::epoch().unwrap_or(0);
     xact::set_ring_valid(true);
-    let (incarnation, protocol, layout) = read_world(tables.world)?;
+    let incarnation = check_world(&tables)?;
     let events = read_events(tables.ring);
     drop(lock);
-    if protocol != PROTOCOL || layout != LAYOUT {
-        return Err(Error::LibraryTooOld { protocol, layout });
-    }
     let mut slots = Vec::new();
     let mut current = None;
     for no in 0..64u8 {
@@ -243,10 +248,6 @@ fn load() -> Result<Rc<View>> {
     }
     let current =
         current.ok_or_else(|| Error::Layout("the ring of awa_queue has no open slot".to_string()))?;
-    let stamp = STAMP.with(|s| {
-        s.set(s.get() + 1);
-        s.get()
-    });
     let view = Rc::new(View {
         stamp,
         epoch,
@@ -255,15 +256,26 @@ fn load() -> Result<Rc<View>> {
         current,
         tables,
     });
-    let before = VIEW.with(|v| v.borrow_mut().replace(view.clone()));
-    if before.is_none_or(|b| b.incarnation != incarnation) {
+    if INCARNATION.with(Cell::get) != Some(incarnation) {
         crate::session::forget();
+        INCARNATION.set(Some(incarnation));
     }
+    VIEW.with(|v| v.borrow_mut().replace(view.clone()));
     if command::in_recovery() {
         // No callback and no epoch tells a standby's session of its promotion.
         xact::set_ring_valid(false);
     }
     Ok(view)
+}
+
+/// Refuses tables whose protocol or layout this library does not know, before anything is written, and
+/// returns their incarnation.
+pub fn check_world(tables: &Tables) -> Result<i64> {
+    let (incarnation, protocol, layout) = read_world(tables.world)?;
+    if protocol != PROTOCOL || layout != LAYOUT {
+        return Err(Error::LibraryTooOld { protocol, layout });
+    }
+    Ok(incarnation)
 }
 
 fn read_world(world: Oid) -> Result<(i64, i32, i32)> {

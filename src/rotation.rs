@@ -75,6 +75,7 @@ fn begin(step: &str) -> Result<Tables> {
     command::refuse_read_only(step)?;
     command::require_read_committed(step)?;
     let tables = ring::tables()?;
+    ring::check_world(&tables)?;
     xact::watch(tables.ring, tables.queues);
     Ok(tables)
 }

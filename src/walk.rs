@@ -245,7 +245,9 @@ impl<'a> Walk<'a> {
     /// Whether the one transaction that a range hangs on is still running, so that nothing in it can have
     /// changed.
     fn waits(&self, r: &Range) -> bool {
-        r.xid != 0 && xact::is_running(r.xid, self.next_xid)
+        // Segments of the own transaction can be claimed by it.
+        let own_segments = r.kind == Kind::Running && xact::is_own(r.xid);
+        r.xid != 0 && !own_segments && xact::is_running(r.xid, self.next_xid)
     }
 
     fn is_done(&self, r: &Range) -> bool {

@@ -147,7 +147,8 @@ fn set_paused(name: &str, paused: bool, by: &str, reason: Option<&str>) -> Resul
 }
 
 fn maintain(call: &Call) -> Result<Output> {
-    command::refuse_read_only("awa.maintain()")?;
+    // Its own transactions are read-write whatever the role's or database's default is.
+    command::refuse_standby("awa.maintain()")?;
     options::refuse_unknown(call, 0)?;
     if !call.is_nonatomic_call() {
         return Err(Error::InTransactionBlock("CALL awa.maintain()".to_string()));

@@ -16,6 +16,14 @@ pub fn refuse_read_only(verb: &str) -> Result<()> {
     }
 }
 
+/// Refuses on a standby alone.
+pub fn refuse_standby(verb: &str) -> Result<()> {
+    if in_recovery() {
+        return Err(Error::Standby(verb.to_string()));
+    }
+    Ok(())
+}
+
 pub fn in_recovery() -> bool {
     // SAFETY: reads shared memory.
     unsafe { pg_sys::RecoveryInProgress() }

@@ -22,12 +22,17 @@ pub struct Shape {
     plain: bool,
     /// The column of a predicate `column IS NOT NULL` where that is all of it, else 0.
     not_null_column: i16,
+    /// How many leading keys are bigints in the usual ascending order, so that our scans understand them.
+    ascending_bigints: usize,
     info: *mut pg_sys::IndexInfo,
 }
 
 thread_local! {
     static SHAPES: RefCell<HashMap<u32, Rc<Shape>>> = RefCell::new(HashMap::new());
 }
+
+/// The btree operator family of integers (INTEGER_BTREE_FAM_OID in pg_opfamily.dat).
+const INTEGER_OPS: u32 = 1976;
 
 /// Forgets what is known of an index (of all with None); called by the relcache callback, so it only
 /// touches Rust memory. The IndexInfo of a forgotten shape is a few hundred bytes and stays behind.
@@ -108,6 +113,13 @@ unsafe fn read_shape(rel: pg_sys::Relation) -> Shape {
             ready: (*form).indisready,
             complete: btree && (*info).ii_Predicate.is_null(),
             plain: simple && (*info).ii_Predicate.is_null(),
+            ascending_bigints: (0..nkeys)
+                .take_while(|&k| {
+                    *(*rel).rd_indoption.add(k) == 0
+                        && *(*rel).rd_opcintype.add(k) == pg_sys::INT8OID
+                        && *(*rel).rd_opfamily.add(k) == pg_sys::Oid::from(INTEGER_OPS)
+                })
+                .count(),
             not_null_column: if simple {
                 not_null_predicate((*info).ii_Predicate)
             } else {
@@ -150,7 +162,7 @@ impl Shape {
     /// a scan by these leading keys under that lock sees every row.
     fn orders(&self, keys: &[i16]) -> bool {
         let partial = self.not_null_column != 0 && keys == [self.not_null_column];
-        (self.plain || partial) && self.keys.starts_with(keys)
+        (self.plain || partial) && self.keys.starts_with(keys) && keys.len() <= self.ascending_bigints
     }
 }
 

@@ -224,6 +224,12 @@ pub fn widen(xid: u32, next: u64) -> u64 {
     }
 }
 
+/// Whether a remembered id is the own transaction's or a subtransaction's of it.
+pub fn is_own(full: u64) -> bool {
+    // SAFETY: reads local transaction state.
+    unsafe { pg_sys::TransactionIdIsCurrentTransactionId(pg_sys::TransactionId::from(full as u32)) }
+}
+
 /// Whether a remembered (sub)transaction is still running, the own one included.
 pub fn is_running(full: u64, next: u64) -> bool {
     if next.wrapping_sub(full) >= 1 << 31 {

@@ -436,7 +436,8 @@ def main(arguments):
             print(fault, flush=True)
             if fault.__cause__ is not None:
                 traceback.print_exception(fault.__cause__)
-            db = cluster.database()  # what it left open must not spoil the next one
+            db.drop()  # what it left open must not spoil the next one
+            db = cluster.database()
     print(f"{i + 1} seeds of {options.steps} steps, {time.monotonic() - start:.0f} s, {total}, bad: {bad}", flush=True)
     servers.close()
     return 1 if bad else 0
