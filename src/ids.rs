@@ -23,7 +23,12 @@ struct Block {
 
 const NONE: Block = Block { next: 0, end: 0 };
 
+/// A block of entry ids older than this is dropped, in microseconds, so that ids grow roughly with time also
+/// across sessions.
+const ENTRY_BLOCK_LIFE: i64 = 60 * time::SECOND;
+
 thread_local! {
+    static ENTRIES_DRAWN_AT: Cell<i64> = const { Cell::new(0) };
     static ENTRIES: Cell<Block> = const { Cell::new(NONE) };
     static CLAIMS: Cell<Block> = const { Cell::new(NONE) };
 }
@@ -39,8 +44,10 @@ pub fn draw_entries(view: &View, n: usize) -> i64 {
     let n = n as i64;
     debug_assert!(n <= ENTRIES_PER_BLOCK);
     let mut block = ENTRIES.get();
-    if block.end - block.next < n {
+    let now = time::now();
+    if block.end - block.next < n || now - ENTRIES_DRAWN_AT.get() > ENTRY_BLOCK_LIFE {
         let first = nextval(view.tables.entry_ids);
+        ENTRIES_DRAWN_AT.set(now);
         block = Block {
             next: first,
             end: first + ENTRIES_PER_BLOCK,

@@ -12,6 +12,8 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 #[repr(C)]
 struct Header {
     epoch: AtomicU64,
+    /// When the server came back from the crash of one of its processes, microseconds since 2000; 0: it did not.
+    crashed_at: AtomicI64,
     capacity: u32,
 }
 
@@ -38,6 +40,8 @@ const ADDIN_SHMEM_INIT_LOCK: usize = 21;
 static mut SEGMENT: *mut Header = std::ptr::null_mut();
 static mut LOCK: *mut pg_sys::LWLock = std::ptr::null_mut();
 static mut CAPACITY: u32 = 0;
+/// How often this postmaster has made the shared memory.
+static mut STARTS: u32 = 0;
 static mut PREVIOUS_REQUEST: pg_sys::shmem_request_hook_type = None;
 static mut PREVIOUS_STARTUP: pg_sys::shmem_startup_hook_type = None;
 
@@ -85,6 +89,13 @@ unsafe extern "C-unwind" fn startup() {
             std::ptr::write_bytes(segment.cast::<u8>(), 0, size(CAPACITY));
             (*segment).capacity = CAPACITY;
             (*segment).epoch.store(1, Ordering::SeqCst);
+            // The postmaster makes shared memory anew after a crash; this counter is its own and stays.
+            if STARTS > 0 {
+                (*segment)
+                    .crashed_at
+                    .store(pg_sys::GetCurrentTimestamp(), Ordering::SeqCst);
+            }
+            STARTS += 1;
         }
         LOCK = &raw mut (*pg_sys::GetNamedLWLockTranche(NAME.as_ptr())).lock;
         SEGMENT = segment;
@@ -105,6 +116,13 @@ pub fn available() -> bool {
 /// The ring's epoch; None without shared memory.
 pub fn epoch() -> Option<u64> {
     header().map(|h| h.epoch.load(Ordering::SeqCst))
+}
+
+/// When the server last came back from a crash of one of its processes; None where it did not.
+pub fn crashed_at() -> Option<i64> {
+    header()
+        .map(|h| h.crashed_at.load(Ordering::SeqCst))
+        .filter(|at| *at != 0)
 }
 
 /// Only atomics: called inside commit.

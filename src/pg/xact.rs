@@ -6,6 +6,7 @@
 
 use super::shmem;
 use super::table::Oid;
+use super::time;
 use pgrx::pg_sys;
 use std::cell::Cell;
 
@@ -179,10 +180,15 @@ pub fn only_claims_so_far() -> bool {
     }
 }
 
+/// After a crash claims are flushed for so long, in microseconds: a job that crashes the server within a
+/// second would otherwise lose its claim with it each time, and its attempt would never count.
+const CAREFUL_AFTER_CRASH: i64 = 600 * time::SECOND;
+
 /// Notes that the last WAL record so far is a claim's. Without preload another library's callback may
 /// write after ours has looked, so the commit stays synchronous then.
 pub fn note_claim_wal() {
-    if shmem::available() {
+    let careful = shmem::crashed_at().is_some_and(|at| time::now() - at < CAREFUL_AFTER_CRASH);
+    if shmem::available() && !careful {
         // SAFETY: a plain variable of this process.
         CLAIM_WAL.set(unsafe { pg_sys::ProcLastRecPtr });
     }
