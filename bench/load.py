@@ -68,7 +68,7 @@ DONE = {
 
 # Receipts of claims that were left open: a fused worker that stops still holds its last batch.
 OPEN = (
-    "SELECT c.claim_no << 16 | c.slot::bigint << 10 | i FROM awa_internal.claims AS c"
+    "SELECT (c.claim_no << 16) | (c.slot::bigint << 10) | i FROM awa_internal.claims AS c"
     " LEFT JOIN awa_internal.closures AS e USING (slot, claim_no), generate_series(0, c.n - 1) AS i WHERE e.claim_no IS NULL"
 )
 

@@ -16,7 +16,7 @@ PEERS = [
     ),
     Peer(
         "plpgsql, same tables",
-        "SELECT fold.enqueue({lane}, ARRAY[{job}])",
+        "SELECT fold.enqueue({lane}, ARRAY[{job}::jsonb])",
         "SELECT fold.enqueue({lane}, {jobs})",
         "fold.claim({lane}, {n})",
         "fold.complete({receipts})",
@@ -24,7 +24,7 @@ PEERS = [
     ),
     Peer(
         "SKIP LOCKED table",
-        "SELECT skip.enqueue('q' || {lane}, ARRAY[{job}])",
+        "SELECT skip.enqueue('q' || {lane}, ARRAY[{job}::jsonb])",
         "SELECT skip.enqueue('q' || {lane}, {jobs})",
         "skip.claim('q' || {lane}, {n})",
         "skip.complete({receipts})",
