@@ -1,6 +1,5 @@
 //! A job's row in `ready`, read through the runs of its segment, or searched for where they mislead.
 
-use crate::error::Result;
 use crate::logs::{ready, rest};
 use crate::pg::composite::Record;
 use crate::pg::datum::Varlena;
@@ -13,14 +12,31 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// What a job brings along. All values are inline and outlive the lock on the table.
-pub struct Body {
+/// What identifies a job's attempt.
+#[derive(Clone, Copy)]
+pub struct Head {
     pub entry_id: i64,
     pub job_id: i64,
     pub attempt: i16,
-    pub max_attempts: i16,
     /// None where it is the queue's name.
     pub kind: Option<Varlena>,
+}
+
+impl Head {
+    fn from_row(entry_id: i64, row: &Row) -> Head {
+        Head {
+            entry_id,
+            job_id: row.i64(ready::JOB_ID).unwrap_or(entry_id),
+            attempt: row.i16(ready::ATTEMPT).unwrap_or(1),
+            kind: row.varlena(ready::KIND).map(Varlena::flattened),
+        }
+    }
+}
+
+/// What a job brings along. All values are inline and outlive the lock on the table.
+pub struct Body {
+    pub head: Head,
+    pub max_attempts: i16,
     pub args: Varlena,
     /// The rare columns, taken apart.
     pub rest: Option<Record>,
@@ -28,15 +44,11 @@ pub struct Body {
 
 impl Body {
     fn from_row(entry_id: i64, row: &Row) -> Body {
+        let args = row.varlena(ready::ARGS).map(Varlena::flattened);
         Body {
-            entry_id,
-            job_id: row.i64(ready::JOB_ID).unwrap_or(entry_id),
-            attempt: row.i16(ready::ATTEMPT).unwrap_or(1),
+            head: Head::from_row(entry_id, row),
             max_attempts: row.i16(ready::MAX_ATTEMPTS).unwrap_or(1),
-            kind: row.varlena(ready::KIND).map(Varlena::flattened),
-            args: row
-                .varlena(ready::ARGS)
-                .map_or_else(|| crate::pg::datum::jsonb_from_text("null"), Varlena::flattened),
+            args: args.unwrap_or_else(|| crate::pg::datum::jsonb_from_text("null")),
             rest: row.varlena(ready::REST).map(|v| Record::read(v.flattened())),
         }
     }
@@ -95,21 +107,25 @@ impl Reader {
 
     /// The body of entry `entry_id`, the k-th row of a segment with these runs; None where no such row is
     /// to be found at all.
-    pub fn read(&mut self, slot: &Slot, runs: &[u8], k: usize, entry_id: i64) -> Result<Option<Body>> {
+    pub fn read(&mut self, slot: &Slot, runs: &[u8], k: usize, entry_id: i64) -> Option<Body> {
+        self.row(slot, runs, k, entry_id)
+            .map(|row| Body::from_row(entry_id, &row))
+    }
+
+    /// As `read`, without the payload, which may be large and lie elsewhere.
+    pub fn read_head(&mut self, slot: &Slot, runs: &[u8], k: usize, entry_id: i64) -> Option<Head> {
+        self.row(slot, runs, k, entry_id)
+            .map(|row| Head::from_row(entry_id, &row))
+    }
+
+    fn row(&mut self, slot: &Slot, runs: &[u8], k: usize, entry_id: i64) -> Option<Row> {
         let (table, fetcher) = self.tables.entry(slot.no).or_insert_with(|| {
             let table = Rc::new(Table::open(slot.ready, Access::Read));
             (table.clone(), Fetcher::new(&table))
         });
-        let direct = runs::place_of(runs, k).and_then(|place| fetcher.fetch(place, entry_id));
-        if let Some(row) = direct {
-            return Ok(Some(Body::from_row(entry_id, &row)));
-        }
-        let Some(place) = search(table, &self.snapshot, entry_id) else {
-            return Ok(None);
-        };
-        Ok(fetcher
-            .fetch(place, entry_id)
-            .map(|row| Body::from_row(entry_id, &row)))
+        runs::place_of(runs, k)
+            .and_then(|place| fetcher.fetch(place, entry_id))
+            .or_else(|| fetcher.fetch(search(table, &self.snapshot, entry_id)?, entry_id))
     }
 }
 

@@ -409,7 +409,7 @@ fn deliver(taken: &[Taken], now: i64, out: &mut ResultSet) -> Result<Vec<Receipt
                     index,
                 };
                 let offset = pick.offset + k as usize;
-                let body = reader.read(&pick.slot.slot, &pick.runs, offset, pick.entry_id + k)?;
+                let body = reader.read(&pick.slot.slot, &pick.runs, offset, pick.entry_id + k);
                 match body {
                     Some(body) => out.push(&result_row(t, pick, receipt, &body, now)),
                     None => lost.push(receipt),
@@ -425,14 +425,15 @@ fn result_row(t: &Taken, pick: &Pick, receipt: Receipt, body: &Body, now: i64) -
     let effective = effective_priority(&t.queue, priority, now - pick.enqueued_at);
     [
         receipt.encode().into(),
-        body.job_id.into(),
+        body.head.job_id.into(),
         t.queue.name.as_str().into(),
-        body.kind
+        body.head
+            .kind
             .map_or_else(|| t.queue.name.as_str().into(), Value::from),
         body.args.into(),
         i32::from(priority).into(),
         i32::from(effective).into(),
-        i32::from(body.attempt).into(),
+        i32::from(body.head.attempt).into(),
         i32::from(body.max_attempts).into(),
         body.rest_varlena(rest::ORDERING_KEY).into(),
         body.rest_varlena(rest::UNIQUE_KEY).into(),

@@ -6,13 +6,12 @@
 //! again, since it may roll back.
 
 use crate::bits::Bits;
-use crate::body::{Body, Reader};
-use crate::enqueue::{self, Entry};
+use crate::body::{Body, Head, Reader};
 use crate::error::{Error, Result};
 use crate::lane::LaneId;
-use crate::logs::{claims, closures, rest, segments, Outcome};
+use crate::locate::Locator;
+use crate::logs::{claims, closures, Outcome};
 use crate::pg::command;
-use crate::pg::composite;
 use crate::pg::datum::{self, Value, Varlena};
 use crate::pg::fmgr::ResultSet;
 use crate::pg::heap;
@@ -24,6 +23,7 @@ use crate::pg::table::{Access, Table};
 use crate::pg::time;
 use crate::queue;
 use crate::receipt::{block_floor, Receipt, CLAIMS_PER_BLOCK};
+use crate::release;
 use crate::ring::{self, Slot, View};
 use std::collections::hash_map::Entry as Slotted;
 use std::collections::HashMap;
@@ -159,9 +159,11 @@ pub fn finish(receipts: &[Option<i64>], what: &Finish, out: Option<&mut ResultSe
         command::next_command();
         return Ok(()); // nobody asks what the jobs were
     }
-    let jobs = read_jobs(&view, &groups, &claims_of, receipts.len())?;
-    if what.outcome == Outcome::Released {
-        put_back(&jobs, &fates)?;
+    let moves_on = what.outcome == Outcome::Released;
+    let jobs = read_jobs(&view, &groups, &claims_of, receipts.len(), moves_on)?;
+    if moves_on {
+        let ended = jobs.iter().zip(&fates).filter(|(_, fate)| **fate == Fate::Ended);
+        release::put_back(ended.map(|(job, _)| job.as_ref()))?;
     }
     if let Some(out) = out {
         for (i, receipt) in receipts.iter().enumerate() {
@@ -360,10 +362,12 @@ fn closure_row(
 }
 
 /// A job behind a receipt.
-struct Job {
-    lane: LaneId,
-    body: Body,
-    segment_at: i64,
+pub struct Job {
+    pub lane: LaneId,
+    pub head: Head,
+    /// All that it brings along, where it moves on.
+    pub body: Option<Body>,
+    pub segment_at: i64,
 }
 
 /// Reads the jobs behind the receipts of known claims, by input position.
@@ -372,6 +376,7 @@ fn read_jobs(
     groups: &[Group],
     claims_of: &HashMap<(i64, u8), Claim>,
     n: usize,
+    whole: bool,
 ) -> Result<Vec<Option<Job>>> {
     let mut jobs: Vec<Option<Job>> = (0..n).map(|_| None).collect();
     let mut reader = Reader::new();
@@ -389,144 +394,25 @@ fn read_jobs(
                 continue;
             }
             let seq = claim.first_seq + i64::from(*k);
-            let Some(at) = locator.find(claim.lane, seq) else {
+            let Some(at) = locator.find(claim.lane, seq, claim.first_seq + claim.n - 1) else {
                 continue;
             };
             let k = (seq - at.first_seq) as usize;
-            if let Some(body) = reader.read(slot, &at.runs, k, at.first_entry + k as i64)? {
-                jobs[*i] = Some(Job {
-                    lane: claim.lane,
-                    body,
-                    segment_at: at.enqueued_at,
-                });
-            }
+            let entry_id = at.first_entry + k as i64;
+            let body = whole.then(|| reader.read(slot, &at.runs, k, entry_id)).flatten();
+            let head = match &body {
+                Some(body) => Some(body.head),
+                None => reader.read_head(slot, &at.runs, k, entry_id),
+            };
+            jobs[*i] = head.map(|head| Job {
+                lane: claim.lane,
+                head,
+                body,
+                segment_at: at.enqueued_at,
+            });
         }
     }
     Ok(jobs)
-}
-
-/// A segment, as it is found by a seq.
-#[derive(Clone)]
-pub struct At {
-    pub lane: LaneId,
-    pub first_seq: i64,
-    pub end: i64,
-    pub first_entry: i64,
-    pub enqueued_at: i64,
-    pub runs: Rc<Vec<u8>>,
-}
-
-/// Finds the segments of claimed seqs in one slot, forward as far as they follow one another.
-pub struct Locator {
-    scan: Scan,
-    at: Option<At>,
-}
-
-impl Locator {
-    pub fn open(slot: &Slot) -> Result<Locator> {
-        let table = Rc::new(Table::open(slot.segments, Access::Read));
-        let index = index::scannable(&table, &segments::BY_SEQ)?;
-        Ok(Locator {
-            scan: Scan::dirty(&table, &index, 2),
-            at: None,
-        })
-    }
-
-    pub fn find(&mut self, lane: LaneId, seq: i64) -> Option<At> {
-        if self.covers(lane, seq) {
-            return self.at.clone();
-        }
-        // The next segment of a range, or a claim that begins with a segment: one step forward. Else the
-        // last segment that begins at or before it.
-        let follows = self
-            .at
-            .as_ref()
-            .is_some_and(|at| at.lane == lane && at.end <= seq);
-        let stepped = follows && self.step(lane, Direction::Forward);
-        if !(stepped && self.covers(lane, seq)) {
-            self.scan.seek(&[Cond::Eq(lane.0), Cond::AtLeast(seq)]);
-            let exact = self.step(lane, Direction::Forward) && self.covers(lane, seq);
-            if !exact {
-                self.scan.seek(&[Cond::Eq(lane.0), Cond::AtMost(seq)]);
-                self.step(lane, Direction::Backward);
-            }
-        }
-        if self.covers(lane, seq) {
-            self.at.clone()
-        } else {
-            None
-        }
-    }
-
-    fn covers(&self, lane: LaneId, seq: i64) -> bool {
-        self.at
-            .as_ref()
-            .is_some_and(|at| at.lane == lane && at.first_seq <= seq && seq < at.end)
-    }
-
-    fn step(&mut self, lane: LaneId, direction: Direction) -> bool {
-        if !self.scan.next(direction) {
-            self.at = None;
-            return false;
-        }
-        let first_seq = self.scan.i64(segments::FIRST_SEQ);
-        self.at = Some(At {
-            lane,
-            first_seq,
-            end: first_seq + i64::from(self.scan.i16(segments::N)),
-            first_entry: self.scan.i64(segments::FIRST_ENTRY_ID),
-            enqueued_at: self.scan.i64(segments::ENQUEUED_AT),
-            runs: Rc::new(self.scan.bytes(segments::RUNS).unwrap_or_default()),
-        });
-        true
-    }
-}
-
-/// Puts released jobs at the tail of their lanes: same id, same attempt, a new entry.
-fn put_back(jobs: &[Option<Job>], fates: &[Fate]) -> Result<()> {
-    let view = ring::view_for_write()?;
-    let mut by_lane: Vec<(LaneId, Vec<Entry>)> = Vec::new();
-    let mut seen = std::collections::HashSet::new();
-    for job in jobs
-        .iter()
-        .zip(fates)
-        .filter(|(_, f)| **f == Fate::Ended)
-        .filter_map(|(j, _)| j.as_ref())
-    {
-        if !seen.insert(job.body.entry_id) {
-            continue; // the receipt twice in one call
-        }
-        let entry = Entry {
-            job_id: Some(job.body.job_id),
-            attempt: job.body.attempt,
-            max_attempts: job.body.max_attempts,
-            kind: job.body.kind,
-            args: job.body.args,
-            rest: Some(rest_of_moved(&view, job)),
-        };
-        match by_lane.iter_mut().find(|(lane, _)| *lane == job.lane) {
-            Some((_, entries)) => entries.push(entry),
-            None => by_lane.push((job.lane, vec![entry])),
-        }
-    }
-    by_lane.sort_by_key(|(lane, _)| *lane);
-    for (lane, entries) in by_lane {
-        enqueue::fold(lane, &entries)?;
-    }
-    Ok(())
-}
-
-/// The rare columns of a job that moves on: all it had, and when it was first enqueued.
-fn rest_of_moved(view: &View, job: &Job) -> Varlena {
-    let mut values = [Value::Null; rest::COUNT];
-    if let Some(rest) = &job.body.rest {
-        for (i, v) in values.iter_mut().enumerate() {
-            *v = rest.value(i);
-        }
-    }
-    values[rest::ENQUEUED_AT] = job.body.enqueued_at(job.segment_at).into();
-    values[rest::RUN_AT] = Value::Null;
-    composite::build(view.tables.rest_type, &values)
 }
 
 fn result_row(
@@ -554,10 +440,10 @@ fn result_row(
     };
     let queue = queue::find_by_id(view, job.lane.queue_id())?;
     let queue_name = queue.as_ref().map(|q| q.name.as_str());
-    row[1] = job.body.job_id.into();
+    row[1] = job.head.job_id.into();
     row[2] = queue_name.into();
-    row[3] = job.body.kind.map_or_else(|| queue_name.into(), Value::from);
-    row[4] = i32::from(job.body.attempt).into();
+    row[3] = job.head.kind.map_or_else(|| queue_name.into(), Value::from);
+    row[4] = i32::from(job.head.attempt).into();
     if fate == Fate::Ended && outcome == Outcome::Released {
         row[6] = time::now().into();
     }

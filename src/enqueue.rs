@@ -91,11 +91,11 @@ pub fn fold(lane: LaneId, entries: &[Entry]) -> Result<Vec<i64>> {
 fn append_chunk(target: &Target, lane: LaneId, chunk: &[Entry], ids: &mut Vec<i64>) -> Result<()> {
     let first_entry = ids::draw_entries(&target.view, chunk.len());
     let slot = i16::from(target.slot.no);
-    let rows: Vec<Vec<Value>> = chunk
+    let rows: Vec<[Value; 8]> = chunk
         .iter()
         .zip(first_entry..)
         .map(|(e, entry_id)| {
-            vec![
+            [
                 entry_id.into(),
                 e.job_id.into(),
                 slot.into(),

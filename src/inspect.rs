@@ -9,7 +9,7 @@ use crate::bits::Bits;
 use crate::body::{Body, Reader};
 use crate::error::Result;
 use crate::lane::LaneId;
-use crate::logs::{claims, closures, ready, rest, segments, Outcome};
+use crate::logs::{claims, closures, ready, rest, segments, Outcome, BY_LANE_AND_SEQ};
 use crate::pg::datum::{self, Value, Varlena};
 use crate::pg::fmgr::ResultSet;
 use crate::pg::heap;
@@ -18,6 +18,7 @@ use crate::pg::latest::Latest;
 use crate::pg::scan::{Cond, Direction, Scan};
 use crate::pg::table::{Access, Table};
 use crate::queue;
+use crate::receipt::MAX_PER_CLAIM;
 use crate::ring::{self, Slot, View};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -67,8 +68,8 @@ pub fn job(id: i64, out: &mut ResultSet) -> Result<()> {
             let Some(entry) = find_entry(slot, &latest, entry_id)? else {
                 continue;
             };
-            let body = reader.read(slot, &entry.runs, entry.offset, entry_id)?;
-            let Some(body) = body.filter(|b| b.job_id == id) else {
+            let body = reader.read(slot, &entry.runs, entry.offset, entry_id);
+            let Some(body) = body.filter(|b| b.head.job_id == id) else {
                 continue;
             };
             let claim = find_claim(slot, &latest, entry.lane, entry.seq)?;
@@ -125,8 +126,8 @@ fn moved_entries(slot: &Slot, latest: &Latest, id: i64) -> Result<Vec<i64>> {
 fn find_claim(slot: &Slot, latest: &Latest, lane: LaneId, seq: i64) -> Result<Option<Claim>> {
     let table = Rc::new(Table::open(slot.claims, Access::Read));
     let index = index::scannable(&table, &claims::BY_SEQ)?;
-    let mut scan = Scan::latest(&table, &index, 2, latest);
-    scan.seek(&[Cond::Eq(lane.0), Cond::AtMost(seq)]);
+    let mut scan = Scan::latest(&table, &index, BY_LANE_AND_SEQ, latest);
+    scan.seek(&[Cond::Eq(lane.0), Cond::Between(seq - MAX_PER_CLAIM + 1, seq)]);
     if !scan.next(Direction::Backward) {
         return Ok(None);
     }
@@ -179,12 +180,12 @@ fn row(
     };
     let held = claim.filter(|_| ending.is_none());
     Ok([
-        body.job_id.into(),
+        body.head.job_id.into(),
         name.into(),
-        body.kind.map_or_else(|| name.into(), Value::from),
+        body.head.kind.map_or_else(|| name.into(), Value::from),
         state.into(),
         i32::from(entry.lane.priority()).into(),
-        i32::from(body.attempt).into(),
+        i32::from(body.head.attempt).into(),
         i32::from(body.max_attempts).into(),
         body.args.into(),
         body.rest_varlena(rest::ORDERING_KEY).into(),
@@ -214,7 +215,7 @@ fn errors_of(body: &Body, claim: Option<&Claim>, ending: Option<&Ending>) -> Opt
         .unwrap_or_default();
     all.push(serde_json::json!({
         "at": crate::pg::time::to_iso(ending.at),
-        "attempt": body.attempt,
+        "attempt": body.head.attempt,
         "message": reason,
         "worker": claim.and_then(|c| c.worker.clone()),
         "outcome": ending.outcome.state(),
@@ -245,7 +246,7 @@ pub fn jobs(out: &mut ResultSet) -> Result<()> {
                 if ending.is_some_and(|e| e.outcome == Outcome::Released) {
                     continue;
                 }
-                let body = reader.read(slot, &entry.runs, entry.offset, entry.entry_id)?;
+                let body = reader.read(slot, &entry.runs, entry.offset, entry.entry_id);
                 if let Some(body) = body {
                     out.push(&row(&view, &entry, &body, claim, ending)?);
                 }

@@ -5,7 +5,7 @@
 //! which covers closed and emptied slots. Where preloaded the next seq is kept in shared memory.
 
 use crate::error::Result;
-use crate::logs::segments;
+use crate::logs::{segments, BY_LANE_AND_SEQ};
 use crate::pg::index::{self, Index};
 use crate::pg::latest::Latest;
 use crate::pg::lock::{Class, Mode, ShortLock};
@@ -122,18 +122,18 @@ impl Counters {
 /// Last seq of the lane's highest segment in a slot (0: none), rows in progress included.
 fn end_in_slot(lane: LaneId, generation: i64, table: &Rc<Table>, index: &Rc<Index>) -> i64 {
     let hint = HINTS.with(|h| h.borrow().get(&(lane, generation)).copied());
-    let mut scan = Scan::dirty(table, index, 2);
+    let mut scan = Scan::dirty(table, index, BY_LANE_AND_SEQ);
     let mut end = 0;
     let mut last_first = 0;
     if let Some(hint) = hint {
-        scan.seek(&[Cond::Eq(lane.0), Cond::AtLeast(hint)]);
+        scan.seek(&[Cond::Eq(lane.0), Cond::Between(hint, i64::MAX)]);
         while scan.next(Direction::Forward) {
             last_first = scan.i64(segments::FIRST_SEQ);
             end = last_first + i64::from(scan.i16(segments::N)) - 1;
         }
     }
     if end == 0 {
-        scan.seek(&[Cond::Eq(lane.0), Cond::AtMost(i64::MAX)]);
+        scan.seek(&[Cond::Eq(lane.0), Cond::Between(0, i64::MAX)]);
         if scan.next(Direction::Backward) {
             last_first = scan.i64(segments::FIRST_SEQ);
             end = last_first + i64::from(scan.i16(segments::N)) - 1;
@@ -198,8 +198,8 @@ pub fn lowest_elsewhere(view: &View, lane: LaneId, except: &Slot) -> Result<Opti
     for slot in view.slots.iter().filter(|s| s.no != except.no) {
         let table = Rc::new(Table::open(slot.segments, Access::Read));
         let index = index::scannable(&table, &segments::BY_SEQ)?;
-        let mut scan = Scan::dirty(&table, &index, 2);
-        scan.seek(&[Cond::Eq(lane.0), Cond::AtLeast(0)]);
+        let mut scan = Scan::dirty(&table, &index, BY_LANE_AND_SEQ);
+        scan.seek(&[Cond::Eq(lane.0), Cond::Between(0, i64::MAX)]);
         if scan.next(Direction::Forward) {
             let first = scan.i64(segments::FIRST_SEQ);
             low = Some(low.map_or(first, |l| l.min(first)));

@@ -2,11 +2,12 @@
 
 use crate::error::Result;
 use crate::lane::LaneId;
-use crate::logs::{claims, segments};
+use crate::logs::{claims, segments, BY_LANE_AND_SEQ};
 use crate::pg::index::{self, Index, IndexSet};
 use crate::pg::inject::{self, Point};
 use crate::pg::scan::{Cond, Direction, Scan, Writer};
 use crate::pg::table::{Access, Table};
+use crate::receipt::MAX_PER_CLAIM;
 use crate::ring::{Slot, View};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -131,11 +132,12 @@ impl Live {
             low: i64::MAX,
             end: 0,
         };
-        let mut scan = Scan::dirty(&slot.segments, &slot.segments_index, 2);
-        scan.seek(&[Cond::Eq(lane.0), Cond::AtLeast(0)]);
+        let mut scan = Scan::dirty(&slot.segments, &slot.segments_index, BY_LANE_AND_SEQ);
+        let all = [Cond::Eq(lane.0), Cond::Between(0, i64::MAX)];
+        scan.seek(&all);
         if scan.next(Direction::Forward) {
             bounds.low = scan.i64(segments::FIRST_SEQ);
-            scan.seek(&[Cond::Eq(lane.0), Cond::AtMost(i64::MAX)]);
+            scan.seek(&all);
             if scan.next(Direction::Backward) {
                 bounds.end = scan.i64(segments::FIRST_SEQ) + i64::from(scan.i16(segments::N));
             }
@@ -169,6 +171,8 @@ pub struct Span {
 struct Part {
     slot: Rc<LiveSlot>,
     scan: Option<Scan>,
+    /// The scan reads up to here; beyond, it is positioned anew.
+    window_end: i64,
     at: Option<Span>,
 }
 
@@ -187,6 +191,7 @@ impl Merged {
             .map(|s| Part {
                 slot: s.clone(),
                 scan: None,
+                window_end: 0,
                 at: None,
             })
             .collect();
@@ -200,7 +205,8 @@ impl Merged {
 
     /// Positions the scans at the first entry that starts at `from` or later; with `probe`, at the one
     /// before it if that reaches beyond `from`. Slots whose bounds lie outside [from, to) are left out.
-    pub fn seek(&mut self, from: i64, to: i64, probe: bool) {
+    /// About `window` positions are expected to be enough; more are read if they are not.
+    pub fn seek(&mut self, from: i64, to: i64, probe: bool, window: i64) {
         self.current = None;
         let last = self.parts.len().saturating_sub(1);
         for (i, part) in self.parts.iter_mut().enumerate() {
@@ -209,6 +215,7 @@ impl Merged {
                 let key = (self.lane, part.slot.slot.generation);
                 let bounds = BOUNDS.with(|b| b.borrow().get(&key).copied());
                 if bounds.is_some_and(|b| b.end <= from || b.low >= to) {
+                    part.window_end = i64::MAX;
                     continue;
                 }
             }
@@ -216,10 +223,14 @@ impl Merged {
                 Log::Segments => (&part.slot.segments, &part.slot.segments_index),
                 Log::Claims => (&part.slot.claims, &part.slot.claims_index),
             };
-            let scan = part.scan.get_or_insert_with(|| Scan::dirty(table, index, 2));
+            let scan = part
+                .scan
+                .get_or_insert_with(|| Scan::dirty(table, index, BY_LANE_AND_SEQ));
             let mut start = from;
             if probe {
-                scan.seek(&[Cond::Eq(self.lane.0), Cond::AtMost(from)]);
+                // No entry is longer, so none that reaches `from` starts before this.
+                let earliest = from - MAX_PER_CLAIM + 1;
+                scan.seek(&[Cond::Eq(self.lane.0), Cond::Between(earliest, from)]);
                 if scan.next(Direction::Backward) {
                     let span = span_of(self.log, scan);
                     if span.end > from {
@@ -227,8 +238,9 @@ impl Merged {
                     }
                 }
             }
-            scan.seek(&[Cond::Eq(self.lane.0), Cond::AtLeast(start)]);
-            part.at = advance(self.log, scan);
+            part.window_end = from.saturating_add(window);
+            scan.seek(&[Cond::Eq(self.lane.0), Cond::Between(start, part.window_end)]);
+            part.advance(self.log, self.lane);
             if i < last {
                 inject::reach(Point::ClaimBetweenSlots);
             }
@@ -241,8 +253,7 @@ impl Merged {
             if self.log == Log::Segments {
                 inject::reach(Point::ClaimBetweenEntries);
             }
-            let part = &mut self.parts[i];
-            part.at = part.scan.as_mut().and_then(|scan| advance(self.log, scan));
+            self.parts[i].advance(self.log, self.lane);
         }
         let lowest = self
             .parts
@@ -263,15 +274,30 @@ impl Merged {
     /// A second look: whether any live slot holds an entry that reaches into [from, before).
     pub fn reaches_into(&mut self, from: i64, before: i64) -> bool {
         self.parts.iter().any(|part| {
-            let mut scan = Scan::dirty(&part.slot.segments, &part.slot.segments_index, 2);
-            scan.seek(&[Cond::Eq(self.lane.0), Cond::AtMost(before - 1)]);
+            let mut scan = Scan::dirty(&part.slot.segments, &part.slot.segments_index, BY_LANE_AND_SEQ);
+            let earliest = from - MAX_PER_CLAIM + 1;
+            scan.seek(&[Cond::Eq(self.lane.0), Cond::Between(earliest, before - 1)]);
             scan.next(Direction::Backward) && span_of(Log::Segments, &scan).end > from
         })
     }
 }
 
-fn advance(log: Log, scan: &mut Scan) -> Option<Span> {
-    scan.next(Direction::Forward).then(|| span_of(log, scan))
+impl Part {
+    /// Moves to the next entry, beyond the window too.
+    fn advance(&mut self, log: Log, lane: LaneId) {
+        self.at = None;
+        let Some(scan) = self.scan.as_mut() else { return };
+        if scan.next(Direction::Forward) {
+            self.at = Some(span_of(log, scan));
+        } else if self.window_end < i64::MAX {
+            let start = self.window_end + 1;
+            self.window_end = i64::MAX;
+            scan.seek(&[Cond::Eq(lane.0), Cond::Between(start, i64::MAX)]);
+            if scan.next(Direction::Forward) {
+                self.at = Some(span_of(log, scan));
+            }
+        }
+    }
 }
 
 fn span_of(log: Log, scan: &Scan) -> Span {

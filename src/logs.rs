@@ -79,6 +79,9 @@ pub mod closures {
     pub const BY_CLAIM: [i16; 1] = [CLAIM_NO];
 }
 
+/// Scan keys of a scan by lane and a range of seqs.
+pub const BY_LANE_AND_SEQ: usize = 3;
+
 /// The attributes of awa_internal.job_rest, counted from 0.
 pub mod rest {
     pub const ORDERING_KEY: usize = 0;

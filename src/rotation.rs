@@ -164,7 +164,15 @@ pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
     if let Some(why) = not_in_state(&events, slot, SlotState::Closed, Step::NotClosed) {
         return Ok(why);
     }
-    // First without any lock: most tries end here.
+    let oids = LOGS
+        .iter()
+        .map(|log| ring::slot_relation(log, slot))
+        .collect::<Result<Vec<_>>>()?;
+    // Another session may be emptying this slot right now: not waited for.
+    if !lock::try_lock_tables(&oids, TableMode::AccessShare) {
+        return Ok(Step::Busy);
+    }
+    // First without any lock that disturbs: most tries end here.
     if let Some(why) = unfinished(&tables, slot)? {
         return Ok(why);
     }
@@ -177,10 +185,6 @@ pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
     if !lock::try_for_transaction(Class::Ring, RING_KEY, Mode::Exclusive) {
         return Ok(Step::Busy);
     }
-    let oids = LOGS
-        .iter()
-        .map(|log| ring::slot_relation(log, slot))
-        .collect::<Result<Vec<_>>>()?;
     if !lock::try_lock_tables(&oids, TableMode::AccessExclusive) {
         return Ok(Step::Blocked);
     }

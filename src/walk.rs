@@ -27,6 +27,9 @@ use std::rc::Rc;
 /// flight made the walk six times as long with 32 workers.
 const CLAIMED_REST_MICROS: i64 = 50_000;
 
+/// Positions beyond what is wanted that the scan for segments reads in one go: so many may be taken already.
+const WINDOW: i64 = 256;
+
 /// Contiguous free positions of one segment that a claim takes.
 pub struct Pick {
     pub seq: i64,
@@ -292,7 +295,8 @@ impl<'a> Walk<'a> {
 
         let mut claims_sought = false;
         let mut claim: Option<Span> = None;
-        self.segments.seek(seg, r.to, r.seg == UNKNOWN);
+        self.segments
+            .seek(seg, r.to, r.seg == UNKNOWN, self.order.want + WINDOW);
         while let Some(s) = self.next_segment() {
             if s.first >= r.to {
                 break;
@@ -360,7 +364,7 @@ impl<'a> Walk<'a> {
                 // Claims stand still under the claim lock, so it does not matter when they are looked up;
                 // where no segment is found they never are.
                 claims_sought = true;
-                self.claims.seek(r.from, r.to, probe);
+                self.claims.seek(r.from, r.to, probe, i64::MAX);
                 claim = self.claims.next();
             }
             while cur < send {

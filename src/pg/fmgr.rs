@@ -128,6 +128,8 @@ impl Call {
             ResultSet {
                 store: (*info).setResult,
                 desc: (*info).setDesc,
+                datums: Vec::new(),
+                nulls: Vec::new(),
             }
         }
     }
@@ -177,6 +179,9 @@ unsafe fn deconstruct(
 pub struct ResultSet {
     store: *mut pg_sys::Tuplestorestate,
     desc: pg_sys::TupleDesc,
+    // Kept from row to row.
+    datums: Vec<pg_sys::Datum>,
+    nulls: Vec<bool>,
 }
 
 impl ResultSet {
@@ -185,14 +190,23 @@ impl ResultSet {
     pub fn push(&mut self, values: &[Value]) {
         // SAFETY: desc belongs to the running call.
         let natts = unsafe { (*self.desc).natts as usize };
-        let mut datums = vec![pg_sys::Datum::from(0usize); natts];
-        let mut nulls = vec![true; natts];
-        for (i, v) in values.iter().take(natts).enumerate() {
-            (datums[i], nulls[i]) = v.parts();
+        self.datums.clear();
+        self.nulls.clear();
+        for v in values.iter().take(natts) {
+            let (datum, null) = v.parts();
+            self.datums.push(datum);
+            self.nulls.push(null);
         }
+        self.datums.resize(natts, pg_sys::Datum::from(0usize));
+        self.nulls.resize(natts, true);
         // SAFETY: both arrays have natts entries of the column types; the store copies them.
         unsafe {
-            pg_sys::tuplestore_putvalues(self.store, self.desc, datums.as_mut_ptr(), nulls.as_mut_ptr());
+            pg_sys::tuplestore_putvalues(
+                self.store,
+                self.desc,
+                self.datums.as_mut_ptr(),
+                self.nulls.as_mut_ptr(),
+            );
         }
     }
 }

@@ -3,7 +3,7 @@
 //! This skips privileges, row security, NOT NULL, CHECK, defaults, triggers and partition routing. The
 //! logs have none of these but NOT NULL and their partition bound, which the callers fill by construction.
 
-use super::datum::{split, Value, Varlena};
+use super::datum::{Value, Varlena};
 use super::index::{IndexSet, Inserted};
 use super::latest::Latest;
 use super::table::Table;
@@ -71,9 +71,15 @@ impl Appended {
 }
 
 fn padded(table: &Table, values: &[Value]) -> (Vec<pg_sys::Datum>, Vec<bool>) {
-    let (mut datums, mut nulls) = split(values);
     let columns = table.columns();
-    assert!(datums.len() <= columns, "more values than the table has columns");
+    assert!(values.len() <= columns, "more values than the table has columns");
+    let mut datums = Vec::with_capacity(columns);
+    let mut nulls = Vec::with_capacity(columns);
+    for v in values {
+        let (datum, null) = v.parts();
+        datums.push(datum);
+        nulls.push(null);
+    }
     datums.resize(columns, pg_sys::Datum::from(0usize));
     nulls.resize(columns, true);
     (datums, nulls)
@@ -99,7 +105,7 @@ pub fn append(table: &Table, values: &[Value]) -> Appended {
 }
 
 /// Appends many rows with as few WAL records as pages, and returns them for their indexes.
-pub fn append_many(table: &Table, rows: &[Vec<Value>]) -> Vec<Appended> {
+pub fn append_many<const N: usize>(table: &Table, rows: &[[Value; N]]) -> Vec<Appended> {
     if let [one] = rows {
         return vec![append(table, one)];
     }

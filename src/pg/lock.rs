@@ -123,6 +123,7 @@ pub fn wait_for_transaction(class: Class, key: u64, mode: Mode, limit: std::time
 /// The strength of a lock on a whole table, as maintenance takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableMode {
+    AccessShare,
     Share,
     AccessExclusive,
 }
@@ -130,6 +131,7 @@ pub enum TableMode {
 impl TableMode {
     fn raw(self) -> pg_sys::LOCKMODE {
         match self {
+            TableMode::AccessShare => pg_sys::AccessShareLock as pg_sys::LOCKMODE,
             TableMode::Share => pg_sys::ShareLock as pg_sys::LOCKMODE,
             TableMode::AccessExclusive => pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE,
         }

@@ -22,12 +22,14 @@ pub enum Writer {
     Running(u32),
 }
 
-/// A condition on an indexed bigint column.
+/// A condition on the next key column of the index.
 #[derive(Clone, Copy)]
 pub enum Cond {
     Eq(i64),
-    AtLeast(i64),
     AtMost(i64),
+    /// Both ends included; counts as two keys. An end that is known keeps a scan from reading (and copying)
+    /// the rest of a leaf page.
+    Between(i64, i64),
     /// Equality of a text column in collation "C".
     TextEq(Varlena),
     /// Equality of an integer (int4) column.
@@ -39,6 +41,8 @@ pub enum Direction {
     Forward,
     Backward,
 }
+
+const MAX_KEYS: usize = 4;
 
 pub struct Scan {
     scan: pg_sys::IndexScanDesc,
@@ -88,49 +92,40 @@ impl Scan {
         }
     }
 
-    /// Positions the scan anew; one condition per leading key column of the index.
+    /// Positions the scan anew; one condition per leading key column of the index, in that order.
     pub fn seek(&mut self, conds: &[Cond]) {
-        assert_eq!(
-            conds.len(),
-            self.nkeys,
-            "one condition per key the scan was opened with"
-        );
-        let mut keys = [pg_sys::ScanKeyData::default(); 4];
-        for (i, cond) in conds.iter().enumerate() {
-            let (strategy, function, argument) = match *cond {
-                Cond::Eq(v) => (
-                    pg_sys::BTEqualStrategyNumber,
-                    pg_sys::F_INT8EQ,
-                    pg_sys::Datum::from(v),
-                ),
-                Cond::AtLeast(v) => (
-                    pg_sys::BTGreaterEqualStrategyNumber,
-                    pg_sys::F_INT8GE,
-                    pg_sys::Datum::from(v),
-                ),
-                Cond::AtMost(v) => (
-                    pg_sys::BTLessEqualStrategyNumber,
-                    pg_sys::F_INT8LE,
-                    pg_sys::Datum::from(v),
-                ),
-                Cond::TextEq(v) => (pg_sys::BTEqualStrategyNumber, pg_sys::F_TEXTEQ, v.0),
-                Cond::IntEq(v) => (
-                    pg_sys::BTEqualStrategyNumber,
-                    pg_sys::F_INT4EQ,
-                    pg_sys::Datum::from(v),
-                ),
-            };
+        const EQ: u32 = pg_sys::BTEqualStrategyNumber;
+        const LE: u32 = pg_sys::BTLessEqualStrategyNumber;
+        const GE: u32 = pg_sys::BTGreaterEqualStrategyNumber;
+        let mut keys = [pg_sys::ScanKeyData::default(); MAX_KEYS];
+        let mut n = 0;
+        let mut add = |column: usize, strategy: u32, function: u32, argument: pg_sys::Datum| {
+            assert!(n < MAX_KEYS, "too many scan keys");
             // SAFETY: ScanKeyInit fills the entry; it sets collation "C", which is that of our text keys.
             unsafe {
                 pg_sys::ScanKeyInit(
-                    &mut keys[i],
-                    (i + 1) as i16,
+                    &mut keys[n],
+                    column as i16 + 1,
                     strategy as u16,
                     function.into(),
                     argument,
                 );
             }
+            n += 1;
+        };
+        for (i, cond) in conds.iter().enumerate() {
+            match *cond {
+                Cond::Eq(v) => add(i, EQ, pg_sys::F_INT8EQ, v.into()),
+                Cond::AtMost(v) => add(i, LE, pg_sys::F_INT8LE, v.into()),
+                Cond::Between(low, high) => {
+                    add(i, GE, pg_sys::F_INT8GE, low.into());
+                    add(i, LE, pg_sys::F_INT8LE, high.into());
+                }
+                Cond::TextEq(v) => add(i, EQ, pg_sys::F_TEXTEQ, v.0),
+                Cond::IntEq(v) => add(i, EQ, pg_sys::F_INT4EQ, v.into()),
+            }
         }
+        assert_eq!(n, self.nkeys, "as many keys as the scan was opened with");
         // SAFETY: the scan is open; index_rescan copies the keys.
         unsafe {
             pg_sys::index_rescan(
