@@ -1,9 +1,5 @@
 """Sessions that play one part of a race each."""
 
-import threading
-
-from harness import wait_until
-
 
 class Part:
     """One session. Its transactions are opened and ended by SQL, so that nothing happens that the test does not write."""
@@ -64,8 +60,8 @@ class Play:
         self.settings = {"statement_timeout": "30s", **(settings or {})}
         if mutant:
             self.settings["awa_queue.mutant"] = mutant
-        # Priority 1 is never aged: no look ahead without the claim lock gets in between a test's steps.
-        db.sql("SELECT awa.create_queue(%s, '{\"priority\": 1}')", [queue])
+        # Without ageing no look ahead without the claim lock gets in between a test's steps.
+        db.sql("SELECT awa.create_queue(%s, '{\"priority\": 1, \"aging_interval\": \"0\"}')", [queue])
 
     def part(self, **settings):
         return Part(self, {**self.settings, **settings})
@@ -94,14 +90,9 @@ class Play:
 
 
 class Gates:
-    """Holds a session at one pause point after the other.
-
-    A session that reaches a point waits for a share lock on its key. The next holder already stands in the queue behind it when
-    the present one lets go, so the session passes one point and is held at the next one, whatever the timing.
-    """
+    """Holds sessions at their next pause point until opened. Several at once, by different keys."""
 
     def __init__(self, db, key=4242):
-        self.db = db
         self.key = key
         self.holder = db.connect()
         self.holder.execute("SELECT pg_advisory_lock(%s)", [key])
@@ -113,28 +104,8 @@ class Gates:
         self.holder.close()
 
     def hold(self, part, statement, parameters=None):
-        """Starts a statement and returns once its session stands at the first gate."""
+        """Starts a statement and returns once its session stands at the gate."""
         return part.session.start_waiting(statement, parameters, "advisory")
-
-    def step(self, part, pending):
-        """Lets the session run on to its next pause point; False when its statement ended instead."""
-        following = self.db.connect()
-        pid = following.info.backend_pid
-        taken = threading.Thread(
-            target=lambda: following.execute("SELECT pg_advisory_lock(%s)", [self.key]), daemon=True
-        )
-        taken.start()
-        self.db.wait_waiting(pid, "advisory")
-        self.holder.close()
-        taken.join()
-        self.holder = following
-
-        def arrived():
-            seen = self.db.activity(part.pid)
-            return pending.done or (seen and seen[1:3] == ("Lock", "advisory"))
-
-        wait_until(arrived, what="the held session to reach its next gate or its end")
-        return not pending.done
 
     def open(self):
         self.holder.execute("SELECT pg_advisory_unlock(%s)", [self.key])

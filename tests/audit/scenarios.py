@@ -277,8 +277,7 @@ def second_look(db, mutant=None):
         assert worker.claim() == {}  # knows of both slots
         worker.sql("SET awa_queue.pause_key = 2")
         worker.at_gate("claim.between_slots")
-        claimed = reading.hold(worker, *play.claim_call(100))  # between the slots of the claims' scan
-        assert reading.step(worker, claimed)  # between the slots of the segments' scan: slot 0 has been read
+        claimed = reading.hold(worker, *play.claim_call(100))  # slot 0 of the segments has been read, slot 1 not
         writing.open()
         first = enqueued.result()[0][0]
         second = ahead.enqueue(1)  # into slot 1
@@ -398,3 +397,155 @@ def older_segment_open_at_the_emptying(db, mutant=None):
     assert said == "emptied", said
     slow.commit()
     return faults + got("a cold worker", play.part().claim(), late)
+
+
+def steps_rolled_back(db, mutant=None):
+    """Maintenance steps whose transaction rolls back, with verbs of the same and of other sessions in between."""
+    play = Play(db, mutant)
+    keeper, worker, producer = play.parts(3)
+    jobs = producer.enqueue(5)
+    for end in ("ROLLBACK", "COMMIT"):
+        keeper.begin()
+        keeper.value("SELECT awa_internal.seal()")
+        keeper.value("SELECT awa_internal.lane_state(%s)", [play.lane()])  # reads the ring as it would be
+        keeper.sql(end)
+        jobs += keeper.enqueue(2) + producer.enqueue(3)
+    taken = worker.claim()
+    for end in ("ROLLBACK", "COMMIT"):
+        keeper.begin()
+        assert keeper.value("SELECT awa_internal.close(0)") == "closed"
+        keeper.sql(end)
+        jobs += keeper.enqueue(2) + producer.enqueue(3)
+        taken |= worker.claim()
+    worker.complete(taken)
+    for end in ("ROLLBACK", "COMMIT"):
+        keeper.begin()
+        assert keeper.value('SELECT awa_internal."empty"(0, true)') == "emptied"
+        keeper.sql(end)
+        more = keeper.enqueue(2) + producer.enqueue(3)
+        jobs += more
+        taken |= keeper.claim(1) | worker.claim()
+    return got("all", taken, jobs)
+
+
+def all_steps_in_one_transaction(db, mutant=None):
+    """Seal, close and empty in one transaction, while producers and workers know the ring from before."""
+    play = Play(db, mutant)
+    keeper, worker, producer = play.parts(3)
+    jobs = producer.enqueue(5)
+    taken = worker.claim()
+    worker.complete(taken)
+    for slot in (0, 1, 0):
+        keeper.begin()
+        keeper.value("SELECT awa_internal.seal()")
+        said = [keeper.value("SELECT awa_internal.close(%s)", [slot])]
+        said += [keeper.value('SELECT awa_internal."empty"(%s, true)', [slot])]
+        assert said == ["closed", "emptied"], said
+        waiting = producer.session.start_waiting(*play.enqueue_call(4), event="relation") if slot == 0 else None
+        keeper.commit()
+        jobs += waiting.result()[0][0] if waiting else producer.enqueue(4)
+        mine = worker.claim()
+        worker.complete(mine)
+        taken |= mine
+    return got("all", taken, jobs)
+
+
+def producer_open_through_rotations(db, mutant=None):
+    """A producer that stays open while the ring goes round and is full: its slot alone stays."""
+    play = Play(db, mutant)
+    slow, quick, worker, keeper = play.parts(4)
+    slow.begin()
+    late = slow.enqueue(3)
+    jobs, taken = [], {}
+    for i in range(40):
+        jobs += quick.enqueue(2)
+        if i % 7 == 0:
+            late += slow.enqueue(1)  # into the slots of later times as well
+        mine = worker.claim()
+        worker.complete(mine)
+        taken |= mine
+        rotate(keeper, *range(16))
+    slow.commit()
+    faults = got("all the others", taken, jobs)
+    mine = worker.claim()
+    faults += got("the late ones, by an old session", mine, late)
+    worker.complete(mine)
+    rotate(keeper, *range(16))
+    rotate(keeper, *range(16))
+    left = db.sql("SELECT DISTINCT slot FROM awa_internal.segments")
+    return faults + ([f"slots {left} can not be emptied"] if left else [])
+
+
+def errors_in_exception_blocks(db, mutant=None):
+    """Loops of PL/pgSQL blocks whose enqueues, claims and finishes are undone by an exception, or not."""
+    play = Play(db, mutant)
+    worker, other = play.parts(2)
+    worker.sql("CREATE TEMP TABLE kept (receipt bigint, job bigint)")
+    worker.sql("CREATE TEMP TABLE made (job bigint)")
+    worker.sql(
+        """
+        DO $$
+        BEGIN
+            FOR i IN 1..200 LOOP
+                BEGIN
+                    INSERT INTO made SELECT unnest(awa.enqueue_batch('q', array_fill('1'::jsonb, ARRAY[3])));
+                    INSERT INTO kept SELECT receipt, job_id FROM awa.claim('q', 2);
+                    BEGIN
+                        PERFORM awa.complete(array_agg(receipt)) FROM kept;
+                        INSERT INTO kept SELECT receipt, job_id FROM awa.claim('q', 1);
+                        IF i % 2 = 0 THEN RAISE EXCEPTION 'inner'; END IF;
+                    EXCEPTION WHEN raise_exception THEN NULL;
+                    END;
+                    IF i % 3 = 0 THEN RAISE EXCEPTION 'outer'; END IF;
+                EXCEPTION WHEN raise_exception THEN NULL;
+                END;
+            END LOOP;
+        END $$
+        """
+    )
+    jobs = [job for (job,) in worker.sql("SELECT job FROM made")]
+    kept = {job: receipt for receipt, job in worker.sql("SELECT receipt, job FROM kept")}
+    twice = worker.value("SELECT count(*) - count(DISTINCT job) FROM kept")
+    faults = [f"{twice} claimed twice"] if twice else []
+    rest_of_them = other.claim(100_000) | worker.claim(100_000)
+    return faults + got("both", kept | rest_of_them, jobs) + got("the rest", rest_of_them, set(jobs) - set(kept))
+
+
+def queue_made_and_rolled_back(db, mutant=None):
+    """A queue that enqueue makes in a transaction or savepoint that rolls back is made again, by the same session too."""
+    play = Play(db, mutant)
+    maker, worker = play.parts(2)
+    play.queue = "n"
+    maker.begin()
+    maker.enqueue(3)
+    assert len(maker.claim()) == 3
+    maker.rollback()
+    maker.begin()
+    maker.savepoint()
+    maker.enqueue(3)
+    maker.rollback_to()
+    jobs = maker.enqueue(2)
+    maker.commit()
+    jobs += maker.enqueue(1)
+    return got("the worker", worker.claim() | maker.claim(), jobs)
+
+
+def released_in_rolled_back_transactions(db, mutant=None):
+    """Release, undone and done, by a transaction that also claims what it has released."""
+    play = Play(db, mutant)
+    worker, other = play.parts(2)
+    jobs = worker.enqueue(6)
+    held = worker.claim(4)
+    faults = []
+    for end in ("ROLLBACK", "COMMIT"):
+        worker.begin()
+        worker.sql("SELECT awa.release(%s)", [list(held.values())])
+        again = worker.claim(5)
+        faults += [] if len(again) == 5 else [f"{len(again)} of 5 jobs after a release"]
+        worker.sql(end)
+    stale = worker.sql("SELECT state FROM awa.complete(%s)", [list(held.values())])
+    faults += [] if stale == [("stale",)] * 4 else [f"receipts that were given back end as {stale}"]
+    taken = again | other.claim()
+    faults += got("both", taken, jobs)
+    other.complete(taken)
+    return faults + got("nothing more", worker.claim(), [])
