@@ -55,7 +55,8 @@ BEGIN
     SELECT c.first_seq + c.n INTO pos FROM fold.claims AS c WHERE c.lane_id = lane ORDER BY c.first_seq DESC LIMIT 1;
     pos := coalesce(pos, 1);
     FOR s IN SELECT g.* FROM fold.segments AS g
-             WHERE g.lane_id = lane AND g.first_seq > pos - 1024 AND g.first_seq + g.n > pos ORDER BY g.first_seq
+             WHERE g.lane_id = lane AND g.first_seq > pos - 1024 AND g.first_seq < pos + max_jobs AND g.first_seq + g.n > pos
+             ORDER BY g.first_seq
     LOOP
         EXIT WHEN taken >= max_jobs;
         number := coalesce(number, nextval('fold.claim_nos'));
