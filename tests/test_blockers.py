@@ -933,7 +933,7 @@ WRITE_VERBS = [
     "SELECT * FROM awa.cancel_claimed(ARRAY[{receipt}])",
     "SELECT * FROM awa.complete_and_claim(ARRAY[{receipt}], ARRAY['q'])",
     "SELECT awa.create_queue('other')",
-    "SELECT awa.alter_queue('q', '{{\"priority\": 1}}')",
+    "SELECT awa.alter_queue('q', '{\"priority\": 1}')",
     "SELECT awa.pause_queue('q')",
     "SELECT awa.resume_queue('q')",
     "SELECT awa_internal.seal()",
@@ -968,7 +968,7 @@ def test_rule_12_a_library_that_does_not_know_the_tables_writes_nothing(any_db, 
                " ALTER TABLE awa_internal.ring SET (fillfactor = 99); COMMIT")
     for session in (old, any_db.session()):
         for verb in WRITE_VERBS:
-            statement = verb.format(receipt=receipt)
+            statement = verb.replace("{receipt}", str(receipt))
             with pytest.raises(E.ObjectNotInPrerequisiteState) as refused:
                 session.sql(statement)
                 pytest.fail(f"not refused: {statement}")

@@ -17,7 +17,7 @@ import os
 import random
 import signal
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import psycopg
 import pytest
@@ -36,28 +36,35 @@ class Audit:
         self.perhaps_put = set()  # the answer never came
         self.rolled_back = set()
         self.done = {}  # number -> receipt of an acknowledged completion
-        self.deliveries = defaultdict(list)  # number -> [(round, receipt)]
+        self.deliveries = defaultdict(list)  # number -> [(life, receipt)]
         self.given_back = defaultdict(int)  # number -> releases that may have happened
         self.receipts = set()
         self.emptied = 0
         self.wrong = []
-        self.round = 0
+        self.starts = 0
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def start(self, producers=3, workers=3):
         self.stopping = threading.Event()
         self.deaths = 0
+        self.starts += 1
         roles = [self.produce] * producers + [self.work] * workers + [self.keep]
         self.threads = [threading.Thread(target=self.client, args=[r, i], daemon=True) for i, r in enumerate(roles)]
         for t in self.threads:
             t.start()
 
+    def session(self):
+        """A session that knows in which life of the server it is: each has its own checkpointer."""
+        session = self.db.session()
+        session.life = session.value("SELECT backend_start FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
+        return session
+
     def client(self, role, i):
-        rng = random.Random(f"{self.round}/{i}")
+        rng = random.Random(f"{self.starts}/{i}")
         while not self.stopping.is_set():
             try:
-                session = self.db.session()
+                session = self.session()
                 while not self.stopping.is_set():
                     role(session, rng)
             except psycopg.Error as error:
@@ -101,10 +108,10 @@ class Audit:
             self.perhaps_put.difference_update(mine)
             (self.rolled_back if back else self.put).update(mine)
 
-    def delivered(self, rows):
+    def delivered(self, session, rows):
         with self.lock:
             for receipt, number in rows:
-                self.deliveries[number].append((self.round, receipt))
+                self.deliveries[number].append((session.life, receipt))
                 if receipt in self.receipts:
                     self.wrong.append(f"receipt {receipt} was given out twice")
                 self.receipts.add(receipt)
@@ -119,7 +126,7 @@ class Audit:
 
     def work(self, session, rng):
         rows = session.sql("SELECT receipt, args FROM awa.claim_from(%s, %s)", [QUEUES, rng.choice([1, 7, 40])])
-        self.delivered(rows)
+        self.delivered(session, rows)
         while rows:
             back, rows = rows[: len(rows) // 5], rows[len(rows) // 5 :]
             if back:
@@ -136,7 +143,7 @@ class Audit:
             more = session.sql("SELECT receipt, args FROM awa.complete_and_claim(%s::int8[], %s, 10, strict => true)",
                                [receipts, QUEUES])
             self.completed(rows)
-            self.delivered(more)
+            self.delivered(session, more)
             rows = more
 
     def keep(self, session, rng):
@@ -161,10 +168,9 @@ class Audit:
 
     def end(self):
         """Finishes all there is and compares with what clients were told."""
-        self.round += 1
-        s = self.db.session()
+        s = self.session()
         while rows := s.sql("SELECT receipt, args FROM awa.claim_from(%s, 500)", [QUEUES]):
-            self.delivered(rows)
+            self.delivered(s, rows)
             assert set(s.sql("SELECT state FROM awa.complete(%s::int8[])", [[r for r, _ in rows]])) == {("completed",)}
             self.completed(rows)
         # Held by clients that died: claimed, and neither finished nor given back. Their receipts follow from the tables.
@@ -181,16 +187,14 @@ class Audit:
         assert states == [("completed", True)] * len(held)
         for receipt, number in held:
             if receipt not in self.receipts:
-                self.delivered([(receipt, number)])  # the answer of that claim never arrived
+                self.delivered(s, [(receipt, number)])  # the answer of that claim never arrived
         assert self.wrong == []
         seen = set(self.deliveries)
         assert self.put - seen == set(), f"{len(self.put - seen)} acknowledged jobs are lost"
         assert seen - self.put - self.perhaps_put == set()
         for number, times in self.deliveries.items():
-            by_round = defaultdict(int)
-            for life, _ in times:
-                by_round[life] += 1
-            worst = max(by_round.values())
+            by_life = Counter(life for life, _ in times)
+            worst = max(by_life.values())
             assert worst <= 1 + self.given_back[number], f"job {number} was delivered {times}, given back {self.given_back[number]}"
         assert overlaps(self.db) == []
         s.sql("SELECT awa_internal.seal()")
@@ -254,7 +258,6 @@ def test_killed_in_the_middle_of_work(server, pg):
         server.kill9()
         audit.stop()
         assert audit.deaths > 0
-        audit.round += 1
         start = server.log_position()
         server.start()
         log = server.log(start)
@@ -277,7 +280,6 @@ def test_stopped_immediately_in_the_middle_of_work(server, pg):
         audit.progress(150)
         server.stop("immediate")
         audit.stop()
-        audit.round += 1
         server.start()
     audit.end()
     if pg == 15:
@@ -299,12 +301,10 @@ def test_one_killed_backend_restarts_all_and_nothing_is_lost(server, pg):
                 "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 " AND backend_type = 'client backend'").fetchall()]
         start = server.log_position()
-        audit.round += 1
         os.kill(random.choice(victims), signal.SIGKILL)
         wait_until(lambda: "database system is ready to accept connections" in server.log(start), 60, "the restart")
         wait_until(lambda: can_connect(db), 30, "connections")
         db.connection.close()
-        audit.round += 1
     audit.progress(100)
     audit.stop()
     audit.end()
