@@ -36,17 +36,22 @@ def rest(part):
 # ------------------------------------------------------------------------------------------------ own rows
 
 
+def many_claims(part, n):
+    """Takes n jobs by as many savepoints. The claims have a transaction id each, and their list becomes so long that they share
+    a range which hangs on no single one: it is walked while they are open."""
+    for i in range(n):
+        part.savepoint(f"s{i}")
+        assert len(part.claim(1)) == 1
+
+
 def own_claims_rolled_back(db, mutant=None):
     """A session walks over its own open claims and then rolls back: they must not have been passed as taken."""
     play = Play(db, mutant)
     worker = play.part()
-    jobs = worker.enqueue(10)
+    jobs = worker.enqueue(30)
     worker.begin()
-    # Two savepoints: the claims have two transaction ids, so their range hangs on no single one and is walked.
-    worker.savepoint("a")
-    assert len(worker.claim(5)) == 5
-    worker.savepoint("b")
-    assert len(worker.claim(5)) == 5
+    many_claims(worker, 30)
+    rest(worker)
     assert worker.claim(1) == {}
     worker.rollback()
     return got("the worker that rolled back", worker.claim(), jobs)
@@ -122,15 +127,14 @@ def claim_in_progress(db, mutant=None):
     """Claims of another session that roll back after somebody walked over them."""
     play = Play(db, mutant)
     holder, worker = play.parts(2)
-    jobs = holder.enqueue(10)
+    jobs = holder.enqueue(40)
     holder.begin()
-    holder.savepoint("a")
-    holder.claim(3)
-    holder.savepoint("b")
-    holder.claim(2)
-    faults = got("the worker, first", worker.claim(), jobs[5:])
+    many_claims(holder, 30)
+    faults = got("the worker, first", worker.claim(), jobs[30:])
+    rest(worker)
+    faults += got("the worker, once more", worker.claim(), [])
     holder.rollback()
-    return faults + got("the worker, after the rollback", worker.claim(), jobs[:5])
+    return faults + got("the worker, after the rollback", worker.claim(), jobs[:30])
 
 
 def numbers_of_an_aborted_tail(db, mutant=None):
