@@ -73,6 +73,8 @@ def retained(cluster, db, sizes, progress):
         progress(f"claims with {size:,} retained jobs")
         retain(db, size - so_far)
         so_far = size
+        kept = db.value("SELECT completed FROM awa.queue_stats WHERE queue = 'q1'")
+        assert kept >= size, f"only {kept} jobs are retained"
         rows.append(("", size, claim_cost(db), dead_tuples(db)))
         finish_all(db, 1)
 
