@@ -553,3 +553,43 @@ def released_in_rolled_back_transactions(db, mutant=None):
     faults += got("both", taken, jobs)
     other.complete(taken)
     return faults + got("nothing more", worker.claim(), [])
+
+
+def hundreds_of_savepoints(db, mutant=None):
+    """More subtransactions than a backend's entry in the proc array holds, part of them rolled back, while others look."""
+    play = Play(db, mutant)
+    producer, holder, worker, other = play.parts(4)
+    producer.begin()
+    late, soon, taken = [], [], {}
+    for i in range(200):
+        producer.savepoint("s")
+        made = producer.enqueue(1)
+        if i % 3:
+            producer.sql("RELEASE s")
+            late += made
+        else:
+            producer.rollback_to()
+            producer.sql("RELEASE s")
+        if i % 10 == 0:
+            soon += other.enqueue(1)
+            taken |= worker.claim(1)
+    faults = got("the worker, while the producer is open", taken | worker.claim(), soon)
+    producer.commit()
+    holder.begin()
+    kept = {}
+    for i in range(len(late)):
+        holder.savepoint("s")
+        mine = holder.claim(1)
+        if i % 2:
+            holder.rollback_to()
+        else:
+            kept |= mine
+        holder.sql("RELEASE s")
+        if i % 10 == 0:
+            taken |= worker.claim(1)
+    rest(worker)
+    taken |= worker.claim()
+    faults += got("both", taken | kept, soon + late)
+    faults += [f"{len(set(taken) & set(kept))} twice"] if set(taken) & set(kept) else []
+    holder.rollback()
+    return faults + got("the others, after the rollback", other.claim(30) | worker.claim(), kept)
