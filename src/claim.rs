@@ -205,7 +205,7 @@ fn remember(lane: LaneId, change: impl FnOnce(&mut Known)) {
 fn known_list(live: &Live, lane: LaneId) -> Result<RangeList> {
     if let Some(entry) = shmem::find(live.view.incarnation, lane.0) {
         if entry.low() > 0 {
-            return Ok(RangeList::cold(entry.low() - 1));
+            return Ok(RangeList::from_low(entry.low()));
         }
     }
     if let Some(list) = LANES.with(|l| l.borrow().get(&lane).and_then(|k| k.list.clone())) {
@@ -269,7 +269,7 @@ fn take_turn(
         let shared = shmem::find_or_add(live.view.incarnation, lane.0);
         let list = match &shared {
             Some(entry) => {
-                let (ranges, _) = entry.load();
+                let ranges = entry.load();
                 if ranges.is_empty() {
                     cold
                 } else {
@@ -304,7 +304,7 @@ fn take_turn(
         // What was found by a second look lies lower: rows are returned in seq order.
         rows.sort_by_key(|(_, made)| made.first_seq);
         match &shared {
-            Some(entry) => entry.store(&list.ranges, head_at.unwrap_or(0)),
+            Some(entry) => entry.store(&list.ranges),
             None => remember(lane, |k| k.list = Some(list)),
         }
         drop(lock);
@@ -470,7 +470,7 @@ pub fn head(live: &mut Live, lane: LaneId, strict: bool) -> Result<Option<i64>> 
 pub fn describe(lane: LaneId) -> Result<String> {
     let view = ring::view()?;
     let entry = shmem::find(view.incarnation, lane.0);
-    let shared = entry.as_ref().map(|e| e.load().0).filter(|r| !r.is_empty());
+    let shared = entry.as_ref().map(|e| e.load()).filter(|r| !r.is_empty());
     let next = entry.as_ref().and_then(shmem::Entry::next);
     let list = match shared {
         Some(ranges) => RangeList { ranges },

@@ -57,6 +57,8 @@ pub enum Error {
         layout: i32,
     },
     NotInstalled,
+    /// What can not be done in a transaction that ran a maintenance step of the ring.
+    AfterMaintenance(&'static str),
     /// A log table lacks an index or column that this library needs.
     Layout(String),
     /// What must not happen: our bug.
@@ -88,7 +90,7 @@ impl Error {
             Error::NoSuchQueue(_) => Code::ERRCODE_UNDEFINED_OBJECT,
             Error::QueueBeingCreated(_) => Code::ERRCODE_LOCK_NOT_AVAILABLE,
             Error::Limit { .. } => Code::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            Error::NotBuilt(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
+            Error::NotBuilt(_) | Error::AfterMaintenance(_) => Code::ERRCODE_FEATURE_NOT_SUPPORTED,
             Error::ReadOnly(_) | Error::Standby(_) => Code::ERRCODE_READ_ONLY_SQL_TRANSACTION,
             Error::NeedsReadCommitted(_) | Error::InTransactionBlock(_) => {
                 Code::ERRCODE_ACTIVE_SQL_TRANSACTION
@@ -96,7 +98,8 @@ impl Error {
             Error::Stale { .. } | Error::LibraryTooOld { .. } | Error::NotInstalled => {
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
             }
-            Error::Layout(_) | Error::Internal(_) => Code::ERRCODE_INTERNAL_ERROR,
+            Error::Layout(_) => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Error::Internal(_) => Code::ERRCODE_INTERNAL_ERROR,
         }
     }
 
@@ -122,6 +125,9 @@ impl Error {
                 format!("queue \"{name}\" is being created by another transaction")
             }
             Error::NotBuilt(what) => format!("{what} is not built yet"),
+            Error::AfterMaintenance(what) => {
+                format!("{what} is not possible in a transaction that ran a maintenance step")
+            }
             Error::ReadOnly(verb) => format!("cannot execute {verb} in a read-only transaction"),
             Error::Standby(verb) => format!("cannot execute {verb} on a standby server"),
             Error::NeedsReadCommitted(step) => {
@@ -171,6 +177,7 @@ impl Error {
                 "Try again, or create queues beforehand with awa.create_queue().".into()
             }
             Error::NotBuilt(_) => "Ask awa.has_feature() for what this version can do.".into(),
+            Error::AfterMaintenance(_) => "Commit the maintenance step first.".into(),
             Error::ReadOnly(_) => "Use a read-write transaction.".into(),
             Error::Standby(_) => "Connect to the primary server.".into(),
             Error::NeedsReadCommitted(_) => {

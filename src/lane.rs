@@ -123,32 +123,45 @@ impl Counters {
 fn end_in_slot(lane: LaneId, generation: i64, table: &Rc<Table>, index: &Rc<Index>) -> i64 {
     let hint = HINTS.with(|h| h.borrow().get(&(lane, generation)).copied());
     let mut scan = Scan::dirty(table, index, BY_LANE_AND_SEQ);
-    let mut end = 0;
-    let mut last_first = 0;
+    let mut found: Option<(i64, i64)> = None;
     if let Some(hint) = hint {
         scan.seek(&[Cond::Eq(lane.0), Cond::Between(hint, i64::MAX)]);
+        let mut steps = 0;
         while scan.next(Direction::Forward) {
-            last_first = scan.i64(segments::FIRST_SEQ);
-            end = last_first + i64::from(scan.i16(segments::N)) - 1;
+            found = Some(first_and_end(&scan));
+            steps += 1;
+            if steps == MOST_STEPS {
+                // The hint is old; the lane lock is not held for a long walk.
+                found = None;
+                break;
+            }
         }
     }
-    if end == 0 {
+    if found.is_none() {
         scan.seek(&[Cond::Eq(lane.0), Cond::Between(0, i64::MAX)]);
         if scan.next(Direction::Backward) {
-            last_first = scan.i64(segments::FIRST_SEQ);
-            end = last_first + i64::from(scan.i16(segments::N)) - 1;
+            found = Some(first_and_end(&scan));
         }
     }
-    if end != 0 {
-        HINTS.with(|h| {
-            let mut h = h.borrow_mut();
-            if h.len() > 4096 {
-                h.clear();
-            }
-            h.insert((lane, generation), last_first);
-        });
-    }
+    let Some((first, end)) = found else { return 0 };
+    HINTS.with(|h| {
+        let mut h = h.borrow_mut();
+        if h.len() > MOST_HINTS {
+            h.clear();
+        }
+        h.insert((lane, generation), first);
+    });
     end
+}
+
+/// Steps from a remembered position before a probe from the end is cheaper.
+const MOST_STEPS: u32 = 32;
+const MOST_HINTS: usize = 4096;
+
+/// First and last seq of the segment that a scan stands on.
+fn first_and_end(scan: &Scan) -> (i64, i64) {
+    let first = scan.i64(segments::FIRST_SEQ);
+    (first, first + i64::from(scan.i16(segments::N)) - 1)
 }
 
 /// Whether the lane's next seq has to be read from the index (as far as can be told without the lock).

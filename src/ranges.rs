@@ -88,6 +88,14 @@ impl RangeList {
         list
     }
 
+    /// The list of a lane of which only the lowest unresolved position is known: it may lie inside a segment
+    /// and inside a claim.
+    pub fn from_low(low: i64) -> RangeList {
+        let mut list = RangeList::default();
+        list.open(low, UNKNOWN, true);
+        list
+    }
+
     /// The lowest unresolved position.
     pub fn low(&self) -> i64 {
         self.ranges.first().map_or(0, |r| r.from)

@@ -190,9 +190,7 @@ pub fn view() -> Result<Rc<View>> {
 /// slots nobody else can see yet.
 pub fn view_for_write() -> Result<Rc<View>> {
     if xact::ring_bump_is_pending() {
-        return Err(Error::NotBuilt(
-            "a verb behind a maintenance step of the ring in the same transaction".to_string(),
-        ));
+        return Err(Error::AfterMaintenance("this verb"));
     }
     view()
 }
@@ -261,6 +259,10 @@ fn load() -> Result<Rc<View>> {
         INCARNATION.set(Some(incarnation));
     }
     VIEW.with(|v| v.borrow_mut().replace(view.clone()));
+    if xact::ring_bump_is_pending() {
+        // What this transaction did to the ring may still roll back, to a savepoint too.
+        xact::set_ring_valid(false);
+    }
     if command::in_recovery() {
         // No callback and no epoch tells a standby's session of its promotion.
         xact::set_ring_valid(false);

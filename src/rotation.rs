@@ -9,7 +9,7 @@ use crate::lane::{self, LaneId};
 use crate::pg::command;
 use crate::pg::horizon;
 use crate::pg::inject::{self, Mutant, Point};
-use crate::pg::lock::{self, Class, Mode, TableMode};
+use crate::pg::lock::{self, Class, Mode, TableMode, TransactionLock};
 use crate::pg::table::{self, Access, Table};
 use crate::pg::time;
 use crate::pg::xact;
@@ -77,6 +77,7 @@ fn begin(step: &str) -> Result<Tables> {
     let tables = ring::tables()?;
     ring::check_world(&tables)?;
     xact::watch(tables.ring, tables.queues);
+    xact::note_maintenance();
     Ok(tables)
 }
 
@@ -98,9 +99,9 @@ fn exists(slot: u8) -> bool {
 /// under way may still land in it.
 pub fn seal() -> Result<Step> {
     let tables = begin("awa_internal.seal()")?;
-    if !lock::try_for_transaction(Class::Ring, RING_KEY, Mode::Exclusive) {
+    let Some(ring_lock) = TransactionLock::try_acquire(Class::Ring, RING_KEY, Mode::Exclusive) else {
         return Ok(Step::Busy);
-    }
+    };
     let events = ring::read_events(tables.ring);
     let empty = (0..MAX_SLOTS).filter(|s| events.state(*s) == SlotState::Empty && exists(*s));
     let Some(slot) = empty.min_by_key(|s| events.generation(*s)) else {
@@ -109,15 +110,16 @@ pub fn seal() -> Result<Step> {
     let no = events.last + 1;
     add_event(&tables, no, slot, "o", no)?;
     xact::bump_ring_at_commit(tables.ring);
+    ring_lock.keep();
     Ok(Step::Sealed { current: slot })
 }
 
 /// Closes a sealed slot into which nobody can write any more, and notes how far its lanes were appended.
 pub fn close(slot: u8) -> Result<Step> {
     let tables = begin("awa_internal.close()")?;
-    if !lock::try_for_transaction(Class::Ring, RING_KEY, Mode::Exclusive) {
+    let Some(ring_lock) = TransactionLock::try_acquire(Class::Ring, RING_KEY, Mode::Exclusive) else {
         return Ok(Step::Busy);
-    }
+    };
     let events = ring::read_events(tables.ring);
     if let Some(why) = not_in_state(&events, slot, SlotState::Open, Step::NotOpen) {
         return Ok(why);
@@ -127,6 +129,7 @@ pub fn close(slot: u8) -> Result<Step> {
     if !lock::try_lock_tables(&[segments], TableMode::Share) {
         return Ok(Step::WritersLeft);
     }
+    ring_lock.keep();
     // Read after the lock, so nothing that was committed before it is missed.
     run(
         &tables,
@@ -182,9 +185,9 @@ pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
     if is_wanted_by_snapshot(&tables, slot)? {
         return Ok(Step::Snapshot);
     }
-    if !lock::try_for_transaction(Class::Ring, RING_KEY, Mode::Exclusive) {
+    let Some(ring_lock) = TransactionLock::try_acquire(Class::Ring, RING_KEY, Mode::Exclusive) else {
         return Ok(Step::Busy);
-    }
+    };
     if !lock::try_lock_tables(&oids, TableMode::AccessExclusive) {
         return Ok(Step::Blocked);
     }
@@ -196,6 +199,7 @@ pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
     if let Some(why) = unfinished(&tables, slot)? {
         return Ok(why);
     }
+    ring_lock.keep();
     note_claimed(&tables, slot)?;
     add_totals(&tables, slot)?;
     let names: Vec<String> = LOGS

@@ -15,6 +15,7 @@
 use crate::lane::LaneId;
 use crate::live::{LiveSlot, Log, Merged, Span};
 use crate::logs::segments;
+use crate::pg::command;
 use crate::pg::inject::{self, Mutant};
 use crate::pg::scan::Writer;
 use crate::pg::xact;
@@ -297,7 +298,8 @@ impl<'a> Walk<'a> {
         let mut claim: Option<Span> = None;
         self.segments
             .seek(seg, r.to, r.seg == UNKNOWN, self.order.want + WINDOW);
-        while let Some(s) = self.next_segment() {
+        while let Some(s) = self.segments.next() {
+            command::check_for_interrupts();
             if s.first >= r.to {
                 break;
             }
@@ -427,14 +429,14 @@ impl<'a> Walk<'a> {
             self.border = NO_BORDER;
         }
         if open {
-            self.close(r, first_piece, cur, committed_end, seg);
+            self.end_at_frontier(r, first_piece, cur, committed_end, seg);
         } else if end == End::Stop {
             self.push(first_piece, r, self.piece(cur, r.to, seg, Kind::Look, 0));
         }
         Ok(end)
     }
 
-    fn close(&mut self, r: &Range, first_piece: usize, cur: i64, committed_end: i64, seg: i64) {
+    fn end_at_frontier(&mut self, r: &Range, first_piece: usize, cur: i64, committed_end: i64, seg: i64) {
         let frontier = cur.min(committed_end);
         let frontier_seg = if frontier == cur {
             seg
@@ -459,15 +461,13 @@ impl<'a> Walk<'a> {
         self.found.list.push(piece);
     }
 
-    fn next_segment(&mut self) -> Option<Span> {
-        self.segments.next()
-    }
-
     fn gap_is_dead(&mut self, from: i64, before: i64) -> Result<bool, Moved> {
         if inject::mutant(Mutant::SecondLook) {
             return Ok(true);
         }
-        if !inject::mutant(Mutant::EpochClaim) && !ring::is_current(self.view) {
+        // Who only looks needs no proof (and on a standby no view is ever current).
+        let looking = self.order.want == 0;
+        if !looking && !inject::mutant(Mutant::EpochClaim) && !ring::is_current(self.view) {
             return Err(Moved);
         }
         Ok(!self.segments.reaches_into(from, before))

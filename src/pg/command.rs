@@ -29,6 +29,11 @@ pub fn in_recovery() -> bool {
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
+/// Lets a cancel or shutdown through, in a loop that may be long.
+pub fn check_for_interrupts() {
+    pgrx::check_for_interrupts!();
+}
+
 /// Makes what this call wrote visible to what follows in the same statement.
 pub fn next_command() {
     // SAFETY: called outside parallel mode.

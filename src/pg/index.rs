@@ -25,6 +25,18 @@ pub struct Shape {
     /// How many leading keys are bigints in the usual ascending order, so that our scans understand them.
     ascending_bigints: usize,
     info: *mut pg_sys::IndexInfo,
+    /// Holds `info`.
+    context: pg_sys::MemoryContext,
+}
+
+impl Drop for Shape {
+    fn drop(&mut self) {
+        if super::unwinding() {
+            return; // a few hundred bytes stay behind
+        }
+        // SAFETY: the context was made for this shape alone; deleting memory can not raise.
+        unsafe { pg_sys::MemoryContextDelete(self.context) }
+    }
 }
 
 thread_local! {
@@ -35,7 +47,7 @@ thread_local! {
 const INTEGER_OPS: u32 = 1976;
 
 /// Forgets what is known of an index (of all with None); called by the relcache callback, so it only
-/// touches Rust memory. The IndexInfo of a forgotten shape is a few hundred bytes and stays behind.
+/// touches memory.
 pub(super) fn forget(oid: Option<Oid>) {
     SHAPES.with(|s| {
         if let Ok(mut map) = s.try_borrow_mut() {
@@ -61,13 +73,8 @@ impl Index {
         let mode = lockmode(access);
         // SAFETY: index_open raises where the oid names no index.
         let rel = unsafe { pg_sys::index_open(oid, mode) };
-        let known = SHAPES.with(|s| s.borrow().get(&oid.to_u32()).cloned());
-        let shape = known.unwrap_or_else(|| {
-            // SAFETY: rel is open and locked.
-            let shape = Rc::new(unsafe { read_shape(rel) });
-            SHAPES.with(|s| s.borrow_mut().insert(oid.to_u32(), shape.clone()));
-            shape
-        });
+        // SAFETY: rel is open and locked.
+        let shape = unsafe { shape_of(rel) };
         Index { rel, access, shape }
     }
 }
@@ -91,6 +98,22 @@ fn lockmode(access: Access) -> pg_sys::LOCKMODE {
     }
 }
 
+/// What is known of an index, read once until the catalog changes it.
+///
+/// # Safety
+/// `rel` is an open index.
+unsafe fn shape_of(rel: pg_sys::Relation) -> Rc<Shape> {
+    // SAFETY: rel is open.
+    let oid = unsafe { (*rel).rd_id }.to_u32();
+    if let Some(known) = SHAPES.with(|s| s.borrow().get(&oid).cloned()) {
+        return known;
+    }
+    // SAFETY: promised by the caller.
+    let shape = Rc::new(unsafe { read_shape(rel) });
+    SHAPES.with(|s| s.borrow_mut().insert(oid, shape.clone()));
+    shape
+}
+
 /// # Safety
 /// `rel` is an open index.
 unsafe fn read_shape(rel: pg_sys::Relation) -> Shape {
@@ -98,7 +121,14 @@ unsafe fn read_shape(rel: pg_sys::Relation) -> Shape {
     // is made the cache's context because the shape outlives the call.
     unsafe {
         let form = (*rel).rd_index;
-        let outer = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+        let context = pg_sys::AllocSetContextCreateInternal(
+            pg_sys::TopMemoryContext,
+            c"awa_queue index".as_ptr(),
+            pg_sys::ALLOCSET_SMALL_MINSIZE as usize,
+            pg_sys::ALLOCSET_SMALL_INITSIZE as usize,
+            pg_sys::ALLOCSET_SMALL_MAXSIZE as usize,
+        );
+        let outer = pg_sys::MemoryContextSwitchTo(context);
         let info = pg_sys::BuildIndexInfo(rel);
         pg_sys::MemoryContextSwitchTo(outer);
         let nkeys = (*info).ii_NumIndexKeyAttrs as usize;
@@ -126,6 +156,7 @@ unsafe fn read_shape(rel: pg_sys::Relation) -> Shape {
                 0
             },
             info,
+            context,
         }
     }
 }
@@ -306,7 +337,7 @@ fn insert_others(table: &Table, row: &Inserted) {
         let mut kept = 0usize;
         for i in 0..(*info).ri_NumIndices as usize {
             let rel = *(*info).ri_IndexRelationDescs.add(i);
-            let shape = read_shape(rel);
+            let shape = shape_of(rel);
             if !shape.ready || shape.plain || shape.not_null_column != 0 {
                 pg_sys::index_close(rel, pg_sys::RowExclusiveLock as pg_sys::LOCKMODE);
                 continue;

@@ -99,16 +99,35 @@ impl Drop for ShortLock {
     }
 }
 
-/// Takes a lock that is held to the end of the transaction; false where somebody else has it.
-pub fn try_for_transaction(class: Class, key: u64, mode: Mode) -> bool {
-    acquire(&tag(class, key), mode, true)
+/// A lock that is held to the end of the transaction once it is kept, and given back otherwise.
+pub struct TransactionLock(ShortLock);
+
+impl TransactionLock {
+    /// None where somebody else has it.
+    pub fn try_acquire(class: Class, key: u64, mode: Mode) -> Option<TransactionLock> {
+        let lock = ShortLock {
+            tag: tag(class, key),
+            mode,
+        };
+        if acquire(&lock.tag, mode, true) {
+            return Some(TransactionLock(lock));
+        }
+        std::mem::forget(lock); // was not acquired, must not be released
+        None
+    }
+
+    pub fn keep(self) {
+        std::mem::forget(self.0);
+    }
 }
 
-/// As `try_for_transaction`, trying again for `limit`; false where it was not to be had by then.
+/// Takes a lock to the end of the transaction, trying again for `limit`; false where it was not to be had by
+/// then.
 pub fn wait_for_transaction(class: Class, key: u64, mode: Mode, limit: std::time::Duration) -> bool {
     let deadline = std::time::Instant::now() + limit;
     loop {
-        if try_for_transaction(class, key, mode) {
+        if let Some(lock) = TransactionLock::try_acquire(class, key, mode) {
+            lock.keep();
             return true;
         }
         if std::time::Instant::now() >= deadline {

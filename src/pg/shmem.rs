@@ -27,7 +27,6 @@ struct Lane {
     next: AtomicI64,
     /// The lowest position that is not resolved.
     low: AtomicI64,
-    head_at: i64,
     count: u32,
     ranges: [Range; MAX_RANGES],
 }
@@ -132,7 +131,7 @@ pub(super) fn bump_epoch() {
     }
 }
 
-/// A lane's entry. Not kept across calls: it is looked up anew under the lane's lock each time.
+/// A lane's entry. Not kept across calls. What is read without the lane's lock is only a hint.
 pub struct Entry(*mut Lane);
 
 /// The entry of a lane, if there is one.
@@ -165,7 +164,7 @@ fn search(incarnation: i64, lane_id: i64, add: bool) -> Option<Entry> {
         pg_sys::LWLockAcquire(LOCK, mode);
         let start = slot_hash(database, lane_id) % u64::from(header.capacity);
         let mut reusable: *mut Lane = std::ptr::null_mut();
-        for i in 0..u64::from(header.capacity) {
+        for i in 0..u64::from(header.capacity).min(MOST_PROBES) {
             let lane = lanes.add(((start + i) % u64::from(header.capacity)) as usize);
             if (*lane).used == 0 {
                 if reusable.is_null() {
@@ -189,7 +188,6 @@ fn search(incarnation: i64, lane_id: i64, add: bool) -> Option<Entry> {
             (*lane).lane_id = lane_id;
             (*lane).next.store(0, Ordering::SeqCst);
             (*lane).low.store(0, Ordering::SeqCst);
-            (*lane).head_at = 0;
             (*lane).count = 0;
             (*lane).used = 1;
             found = Some(Entry(lane));
@@ -198,6 +196,10 @@ fn search(incarnation: i64, lane_id: i64, add: bool) -> Option<Entry> {
     }
     found
 }
+
+/// Places looked at for a lane. A lane that finds none of them free does without an entry; entries never go
+/// away, so it is found (or not) in the same places by everybody.
+const MOST_PROBES: u64 = 64;
 
 /// Spreads lanes over the table; the constant is 2^64 divided by the golden ratio (Knuth's
 /// multiplicative hashing).
@@ -224,23 +226,22 @@ impl Entry {
         unsafe { (*self.0).low.load(Ordering::SeqCst) }
     }
 
-    /// The unresolved ranges and the age of the lane's head; under the claim lock.
-    pub fn load(&self) -> (Vec<Range>, i64) {
+    /// The unresolved ranges; under the claim lock.
+    pub fn load(&self) -> Vec<Range> {
         // SAFETY: the claim lock of the lane is held, so nobody writes; count never exceeds the array.
         unsafe {
             let n = ((*self.0).count as usize).min(MAX_RANGES);
-            ((&(*self.0).ranges)[..n].to_vec(), (*self.0).head_at)
+            (&(*self.0).ranges)[..n].to_vec()
         }
     }
 
     /// Replaces the ranges; under the claim lock. A plain copy that nothing can interrupt half-way.
-    pub fn store(&self, ranges: &[Range], head_at: i64) {
+    pub fn store(&self, ranges: &[Range]) {
         let n = ranges.len().min(MAX_RANGES);
         // SAFETY: the claim lock of the lane is held.
         unsafe {
             (&mut (*self.0).ranges)[..n].copy_from_slice(&ranges[..n]);
             (*self.0).count = n as u32;
-            (*self.0).head_at = head_at;
             (*self.0)
                 .low
                 .store(ranges.first().map_or(0, |r| r.from), Ordering::SeqCst);

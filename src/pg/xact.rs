@@ -16,6 +16,8 @@ thread_local! {
     static RING_VALID: Cell<bool> = const { Cell::new(false) };
     static QUEUES_VALID: Cell<bool> = const { Cell::new(false) };
     static BUMP_PENDING: Cell<bool> = const { Cell::new(false) };
+    /// A maintenance step ran in this transaction: it may hold the ring lock.
+    static MAINTENANCE: Cell<bool> = const { Cell::new(false) };
     static FORGET_ON_ABORT: Cell<bool> = const { Cell::new(false) };
     /// End of the WAL that this transaction's claims wrote, while they are all it wrote.
     static CLAIM_WAL: Cell<u64> = const { Cell::new(0) };
@@ -41,7 +43,7 @@ unsafe extern "C-unwind" fn at_transaction_event(
 ) {
     match event {
         pg_sys::XactEvent::XACT_EVENT_PRE_COMMIT => relax_commit_of_claims(),
-        pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE if BUMP_PENDING.get() => refuse_prepare(),
+        pg_sys::XactEvent::XACT_EVENT_PRE_PREPARE if MAINTENANCE.get() => refuse_prepare(),
         pg_sys::XactEvent::XACT_EVENT_COMMIT => {
             if BUMP_PENDING.get() {
                 // The commit is visible, the ring lock still held: who reads the ring from here on sees
@@ -84,6 +86,7 @@ fn end_of_transaction(aborted: bool) {
     }
     FORGET_ON_ABORT.set(false);
     BUMP_PENDING.set(false);
+    MAINTENANCE.set(false);
     CLAIM_WAL.set(0);
     if SAVED_SYNC.get() != NOT_SAVED {
         // SAFETY: a plain int of this process, set back to what it was.
@@ -110,8 +113,7 @@ fn relax_commit_of_claims() {
 
 #[pgrx::pg_guard]
 extern "C-unwind" fn refuse_prepare() {
-    crate::error::Error::NotBuilt("PREPARE TRANSACTION after a maintenance step of the ring".to_string())
-        .raise();
+    crate::error::Error::AfterMaintenance("PREPARE TRANSACTION").raise();
 }
 
 // ---------------------------------------------------------------- what other sessions' commits change
@@ -147,6 +149,12 @@ pub fn set_queues_valid(valid: bool) {
 /// What was remembered of queues holds only if the transaction commits.
 pub fn forget_queues_on_abort() {
     FORGET_ON_ABORT.set(true);
+}
+
+/// Notes that this transaction runs a maintenance step. It can not be prepared: a prepared transaction would
+/// keep the ring lock, and no callback runs at its commit.
+pub fn note_maintenance() {
+    MAINTENANCE.set(true);
 }
 
 /// Announces at commit that the ring changed: epoch for those with shared memory, relcache invalidation
@@ -249,7 +257,7 @@ pub fn is_running(full: u64, next: u64) -> bool {
 /// Whether a remembered transaction is known to have committed. Only asked of recent ones, since the commit
 /// log of old ones may be gone; false also means "not known".
 pub fn has_committed(full: u64, next: u64) -> bool {
-    const RECENT: u64 = 1 << 24;
+    const RECENT: u64 = 1 << 16;
     // SAFETY: the transaction is recent, so its commit status is kept.
     next.wrapping_sub(full) < RECENT
         && unsafe { pg_sys::TransactionIdDidCommit(pg_sys::TransactionId::from(full as u32)) }
