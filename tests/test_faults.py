@@ -48,6 +48,7 @@ SCENARIOS = [
     scenarios.queue_made_and_rolled_back,
     scenarios.released_in_rolled_back_transactions,
     scenarios.hundreds_of_savepoints,
+    scenarios.ring_seen_by_a_failed_statement,
 ]
 
 

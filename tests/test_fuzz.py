@@ -1,17 +1,19 @@
-"""Random steps of several sessions against a model; see audit/fuzz.py. A failure names its seed:
+"""Random steps of several sessions against a model, see audit/fuzz.py; and with calls that are held half-way while others go on,
+see audit/interleave.py. A failure names its seed:
 
     PYTHONPATH=tests python -m audit.fuzz SEED
+    PYTHONPATH=tests python -m audit.interleave SEED
 """
 
 import os
 
 import pytest
 
-from audit import fuzz
+from audit import fuzz, interleave
 from audit.servers import server
 
 # More of them: AWA_FUZZ_SEEDS=1-1000
-SEEDS = list(fuzz.seeds(os.environ.get("AWA_FUZZ_SEEDS", "1-25").split()))
+SEEDS = list(fuzz.seeds(os.environ.get("AWA_FUZZ_SEEDS", "1-20").split()))
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,16 @@ def test_random_steps(request, kind):
     for seed in SEEDS if kind != "crowded_cluster" else SEEDS[: len(SEEDS) // 5]:
         done = fuzz.play(db, seed)
         assert done["claimed"] and done["ended"], done
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["cluster", "preload_cluster"])
+def test_calls_held_half_way(request, kind):
+    db = request.getfixturevalue(kind).database()
+    held = 0
+    for seed in SEEDS[: len(SEEDS) // 3]:
+        held += interleave.play(db, seed)["held"]
+    assert held > 50 * (len(SEEDS) // 3), "hardly any call was held"
 
 
 def test_the_model_notices_a_fault(cluster):

@@ -4,6 +4,8 @@ A scenario takes a database and a mutant (or None) and returns the faults that i
 test_faults plays them as they are, test_mutants with the safety test taken out that each of them is about.
 """
 
+import psycopg
+
 from .play import Gates, Play
 
 
@@ -593,3 +595,26 @@ def hundreds_of_savepoints(db, mutant=None):
     faults += [f"{len(set(taken) & set(kept))} twice"] if set(taken) & set(kept) else []
     holder.rollback()
     return faults + got("the others, after the rollback", other.claim(30) | worker.claim(), kept)
+
+
+def ring_seen_by_a_failed_statement(db, mutant=None):
+    """One statement seals, reads the ring as it would be, and fails, in a session that had not read it before."""
+    play = Play(db, mutant)
+    jobs, taken = [], {}
+    for end in (None, "COMMIT", "ROLLBACK"):
+        keeper = play.part()
+        if end:
+            keeper.begin()
+            keeper.savepoint()
+        try:
+            keeper.sql("SELECT awa_internal.seal(), (SELECT count(*) FROM awa.jobs), 1 / 0")
+        except psycopg.errors.DivisionByZero:
+            pass
+        if end:
+            keeper.rollback_to()
+            keeper.sql("SELECT count(*) FROM awa.jobs")
+            keeper.sql(end)
+        jobs += keeper.enqueue(3)
+        taken |= play.part().claim(2)
+        taken |= keeper.claim()
+    return got("all", taken, jobs)
