@@ -78,7 +78,6 @@ impl Body {
 struct Map {
     table: Oid,
     storage: u64,
-    blocks: u32,
     places: HashMap<i64, Place>,
 }
 
@@ -90,11 +89,19 @@ pub fn forget() {
     MAP.with(|m| *m.borrow_mut() = None);
 }
 
+/// One slot's table.
+struct Opened {
+    table: Rc<Table>,
+    fetcher: Fetcher,
+    /// This reader made a map of it.
+    mapped: bool,
+}
+
 /// Reads bodies; opens each slot's table once and gives it back when dropped.
 pub struct Reader {
     // Fetching TOASTed values needs an active snapshot.
     snapshot: Latest,
-    tables: HashMap<u8, (Rc<Table>, Fetcher)>,
+    tables: HashMap<u8, Opened>,
 }
 
 impl Reader {
@@ -119,36 +126,39 @@ impl Reader {
     }
 
     fn row(&mut self, slot: &Slot, runs: &[u8], k: usize, entry_id: i64) -> Option<Row> {
-        let (table, fetcher) = self.tables.entry(slot.no).or_insert_with(|| {
+        let snapshot = &self.snapshot;
+        let Opened {
+            table,
+            fetcher,
+            mapped,
+        } = self.tables.entry(slot.no).or_insert_with(|| {
             let table = Rc::new(Table::open(slot.ready, Access::Read));
-            (table.clone(), Fetcher::new(&table))
+            Opened {
+                fetcher: Fetcher::new(&table),
+                table,
+                mapped: false,
+            }
         });
         runs::place_of(runs, k)
             .and_then(|place| fetcher.fetch(place, entry_id))
-            .or_else(|| fetcher.fetch(search(table, &self.snapshot, entry_id)?, entry_id))
+            .or_else(|| fetcher.fetch(search(table, snapshot, entry_id, mapped)?, entry_id))
     }
 }
 
-/// Where an entry lies, by the table's map.
-fn search(table: &Table, snapshot: &Latest, entry_id: i64) -> Option<Place> {
-    let found = MAP.with(|m| {
-        m.borrow().as_ref().and_then(|map| {
-            let same = map.table == table.oid() && map.storage == table.storage();
-            same.then(|| {
-                map.places
-                    .get(&entry_id)
-                    .copied()
-                    .ok_or(map.blocks == table.blocks())
-            })
-        })
+/// Where an entry lies, by the table's map. That it is nowhere only a map says that this reader made: rows
+/// may have come since into pages that were there before.
+fn search(table: &Table, snapshot: &Latest, entry_id: i64, mapped: &mut bool) -> Option<Place> {
+    let known = MAP.with(|m| {
+        let map = m.borrow();
+        let map = map.as_ref()?;
+        let same = map.table == table.oid() && map.storage == table.storage();
+        same.then(|| map.places.get(&entry_id).copied())
     });
-    match found {
-        Some(Ok(place)) => return Some(place),
-        // A whole map of a table that has not grown: the row is not there.
-        Some(Err(true)) => return None,
+    match known {
+        Some(Some(place)) => return Some(place),
+        Some(None) if *mapped => return None,
         _ => {}
     }
-    let blocks = table.blocks();
     let mut places = HashMap::new();
     heap::scan(table, snapshot, |row| {
         if let Some(id) = row.i64(ready::ENTRY_ID) {
@@ -161,9 +171,9 @@ fn search(table: &Table, snapshot: &Latest, entry_id: i64) -> Option<Place> {
         *m.borrow_mut() = Some(Map {
             table: table.oid(),
             storage: table.storage(),
-            blocks,
             places,
         });
     });
+    *mapped = true;
     place
 }

@@ -13,6 +13,7 @@ use crate::pg::fmgr::ResultSet;
 use crate::pg::heap::{self, Appended};
 use crate::pg::inject::{self, Mutant, Point};
 use crate::pg::lock::{Class, Mode, ShortLock};
+use crate::pg::memory::Scratch;
 use crate::pg::shmem;
 use crate::pg::time::{self, Interval};
 use crate::pg::xact;
@@ -399,6 +400,7 @@ fn insert_claims(visit: &Visit, picks: Vec<Pick>, request: &Request, now: i64) -
 fn deliver(taken: &[Taken], now: i64, out: &mut ResultSet) -> Result<Vec<Receipt>> {
     let mut reader = Reader::new();
     let mut lost = Vec::new();
+    let mut scratch = Scratch::new();
     for t in taken {
         for pick in &t.picks {
             for k in 0..pick.n {
@@ -409,10 +411,14 @@ fn deliver(taken: &[Taken], now: i64, out: &mut ResultSet) -> Result<Vec<Receipt
                     index,
                 };
                 let offset = pick.offset + k as usize;
-                let body = reader.read(&pick.slot.slot, &pick.runs, offset, pick.entry_id + k);
-                match body {
-                    Some(body) => out.push(&result_row(t, pick, receipt, &body, now)),
-                    None => lost.push(receipt),
+                let entry_id = pick.entry_id + k;
+                let found = scratch.run(|| {
+                    let body = reader.read(&pick.slot.slot, &pick.runs, offset, entry_id)?;
+                    out.push(&result_row(t, pick, receipt, &body, now));
+                    Some(())
+                });
+                if found.is_none() {
+                    lost.push(receipt);
                 }
             }
         }
@@ -497,7 +503,7 @@ mod tests {
             max_attempts: 25,
             lease: Interval::seconds(300),
             aging,
-            max_args_bytes: 1024,
+            max_args_bytes: None,
         }
     }
 

@@ -293,6 +293,7 @@ fn append_closures(
     lock: ShortLock,
 ) {
     let mut mine = Bits::none();
+    let mut late = Bits::none();
     let mut fresh = 0i64;
     let mut stale = 0i64;
     for (i, k) in &g.members {
@@ -309,7 +310,9 @@ fn append_closures(
                 }
                 Some(o) if o == what.outcome => Fate::Repeated,
                 Some(_) => {
-                    stale += 1;
+                    // Each once, however often the call names it.
+                    stale += i64::from(!late.has(*k));
+                    late.set(*k);
                     Fate::Stale
                 }
             }

@@ -15,6 +15,7 @@ use crate::pg::fmgr::ResultSet;
 use crate::pg::heap;
 use crate::pg::index;
 use crate::pg::latest::Latest;
+use crate::pg::memory::Scratch;
 use crate::pg::scan::{Cond, Direction, Scan};
 use crate::pg::table::{Access, Table};
 use crate::queue;
@@ -228,6 +229,7 @@ pub fn jobs(out: &mut ResultSet) -> Result<()> {
     let view = ring::view()?;
     let latest = Latest::take_active();
     let mut reader = Reader::new();
+    let mut scratch = Scratch::new();
     for slot in &view.slots {
         let endings = all_endings(slot, &latest);
         let claims = all_claims(slot, &latest);
@@ -246,10 +248,13 @@ pub fn jobs(out: &mut ResultSet) -> Result<()> {
                 if ending.is_some_and(|e| e.outcome == Outcome::Released) {
                     continue;
                 }
-                let body = reader.read(slot, &entry.runs, entry.offset, entry.entry_id);
-                if let Some(body) = body {
-                    out.push(&row(&view, &entry, &body, claim, ending)?);
-                }
+                scratch.run(|| -> Result<()> {
+                    let body = reader.read(slot, &entry.runs, entry.offset, entry.entry_id);
+                    if let Some(body) = body {
+                        out.push(&row(&view, &entry, &body, claim, ending)?);
+                    }
+                    Ok(())
+                })?;
             }
         }
     }

@@ -10,8 +10,8 @@ pub fn refuse_unknown(call: &Call, argument: usize) -> Result<()> {
         return Ok(());
     };
     let text = datum::jsonb_to_text(options);
-    let parsed: serde_json::Value =
-        serde_json::from_str(&text).map_err(|e| Error::Internal(format!("options can not be read: {e}")))?;
+    let parsed: serde_json::Value = serde_json::from_str(&text)
+        .map_err(|e| Error::bad_value(format!("options can not be read: {e}"), "Leave options out."))?;
     match parsed {
         serde_json::Value::Object(keys) => match keys.keys().next() {
             Some(key) => Err(Error::UnknownKey {

@@ -202,7 +202,8 @@ pub struct Queue {
     pub lease: Interval,
     /// Microseconds of waiting that raise a job's priority by one; 0: never.
     pub aging: i64,
-    pub max_args_bytes: usize,
+    /// None: the setting awa_queue.max_args_bytes decides.
+    pub max_args_bytes: Option<usize>,
 }
 
 thread_local! {
@@ -287,9 +288,7 @@ fn policy(id: i32, name: String, paused: bool, settings: &Settings) -> Queue {
         max_attempts: settings.max_attempts.unwrap_or(i64::from(DEFAULT_MAX_ATTEMPTS)) as i16,
         lease: interval(&settings.lease, DEFAULT_LEASE),
         aging: interval(&settings.aging_interval, DEFAULT_AGING).approx_micros(),
-        max_args_bytes: settings
-            .max_args_bytes
-            .map_or_else(crate::settings::max_args_bytes, |b| b as usize),
+        max_args_bytes: settings.max_args_bytes.map(|b| b as usize),
     }
 }
 

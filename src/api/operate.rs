@@ -29,8 +29,12 @@ sql_function! {
 fn json_argument(call: &Call, argument: usize) -> Result<Option<serde_json::Value>> {
     call.varlena(argument)
         .map(|j| {
-            serde_json::from_str(&datum::jsonb_to_text(j))
-                .map_err(|e| Error::Internal(format!("settings can not be read: {e}")))
+            serde_json::from_str(&datum::jsonb_to_text(j)).map_err(|e| {
+                Error::bad_value(
+                    format!("settings can not be read: {e}"),
+                    "Pass an object such as '{\"shards\": 4}'.",
+                )
+            })
         })
         .transpose()
 }

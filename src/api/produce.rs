@@ -260,9 +260,12 @@ fn check_tags(tags: &[Option<Varlena>]) -> Result<()> {
 
 fn check_args(queue: &Queue, args: Varlena) -> Result<()> {
     let size = args.size();
-    if size > queue.max_args_bytes {
+    let limit = queue
+        .max_args_bytes
+        .unwrap_or_else(crate::settings::max_args_bytes);
+    if size > limit {
         return Err(Error::limit(
-            format!("args have {size} bytes, more than {}", queue.max_args_bytes),
+            format!("args have {size} bytes, more than {limit}"),
             "Keep large data in a table of its own and pass its key, or raise the queue's max_args_bytes.",
         ));
     }

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::logs::Outcome;
 use crate::options;
 use crate::pg::command;
+use crate::pg::datum::{self, Varlena};
 use crate::pg::fmgr::{sql_function, Call, Output};
 use crate::pg::time::Interval;
 use crate::queue::{self, Queue};
@@ -19,6 +20,18 @@ sql_function! {
     awa_complete, pg_finfo_awa_complete => complete;
     awa_release, pg_finfo_awa_release => release;
     awa_cancel_claimed, pg_finfo_awa_cancel_claimed => cancel_claimed;
+}
+
+/// A longer reason is cut.
+const MAX_REASON_BYTES: usize = 8 * 1024;
+
+/// The longest beginning of `s` that has at most `bytes` bytes and ends between characters.
+fn cut(s: &str, bytes: usize) -> &str {
+    let mut end = bytes.min(s.len());
+    while !s.is_char_boundary(end) {
+        end -= 1;
+    }
+    &s[..end]
 }
 
 /// More than this is taken by calling again; a call's rows are held in memory.
@@ -62,13 +75,14 @@ fn claim_rows(call: &Call, names: &[String], first: usize) -> Result<Output> {
         ));
     }
     let lease = lease_argument(call, first + 2)?;
+    let worker = worker_argument(call, first + 1)?;
     let mut out = call.result_set();
     let queues = known_queues(names)?;
     if max_jobs > 0 && !queues.is_empty() {
         let request = Request {
             queues,
             max_jobs: max_jobs.min(MOST_JOBS),
-            worker: call.varlena(first + 1),
+            worker,
             lease,
         };
         claim::claim(&request, &mut out)?;
@@ -85,6 +99,24 @@ fn lease_argument(call: &Call, argument: usize) -> Result<Option<Interval>> {
         ));
     }
     Ok(lease)
+}
+
+/// The worker's name, kept short since it is written with each claim under the claim lock.
+fn worker_argument(call: &Call, argument: usize) -> Result<Option<Varlena>> {
+    let Some(name) = call.text(argument) else {
+        return Ok(None);
+    };
+    let chars = name.chars().count();
+    if chars > queue::MAX_NAME_CHARS {
+        return Err(Error::limit(
+            format!(
+                "worker has {chars} characters, more than {}",
+                queue::MAX_NAME_CHARS
+            ),
+            "Choose a shorter name.",
+        ));
+    }
+    Ok(call.varlena(argument))
 }
 
 /// The queues that exist, each once; one warning a session for each name that does not.
@@ -116,6 +148,7 @@ fn complete_and_claim(call: &Call) -> Result<Output> {
         return claim_rows(call, &names, 2);
     }
     lease_argument(call, 4)?;
+    worker_argument(call, 3)?;
     let receipts = call.i64_array(0, "receipts")?.unwrap_or_default();
     if !receipts.is_empty() {
         let what = Finish {
@@ -164,7 +197,7 @@ fn release(call: &Call) -> Result<Output> {
 fn cancel_claimed(call: &Call) -> Result<Output> {
     command::refuse_read_only("awa.cancel_claimed()")?;
     options::refuse_unknown(call, 2)?;
-    let reason = call.varlena(1);
+    let reason = call.text(1).map(|r| datum::text(cut(&r, MAX_REASON_BYTES)));
     finish(
         call,
         Finish {
@@ -183,4 +216,17 @@ fn finish(call: &Call, what: Finish) -> Result<Output> {
         close::finish(&receipts, &what, Some(&mut out))?;
     }
     Ok(Output::Rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cut;
+
+    #[test]
+    fn a_long_reason_is_cut_between_characters() {
+        assert_eq!(cut("abc", 8), "abc");
+        assert_eq!(cut("abcdef", 3), "abc");
+        assert_eq!(cut("aää", 2), "a");
+        assert_eq!(cut("ä", 1), "");
+    }
 }
