@@ -1,15 +1,17 @@
 """The input: lines of text that every Debian machine has, and this repository's own files.
 
-The same call gives the same orders in every process, so the producers share nothing but a number.
+It is read once and written down, one order a line, so that all processes see the same even if a file changes meanwhile.
 """
 
+import json
 from collections import namedtuple
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# An order is what one business transaction brings in: some consecutive lines of one file.
-Order = namedtuple("Order", "number file lines")  # lines: [(line number, text)]
+# An order is what one business transaction brings in: some consecutive lines of one file. before: how many lines the orders
+# before it have; lines: [(line number, text)].
+Order = namedtuple("Order", "number before file lines")
 
 ORDER_LINES = 50
 # Longer lines are data rather than text, and would only make the figures depend on them.
@@ -62,12 +64,26 @@ def _lines(limit):
 
 def orders(limit):
     """`limit` lines as orders of up to ORDER_LINES lines of one file."""
-    number, file, lines = 0, None, []
+    number, before, file, lines = 0, 0, None, []
     for name, line, text in _lines(limit):
         if lines and (name != file or len(lines) == ORDER_LINES):
-            yield Order(number, file, lines)
-            number, lines = number + 1, []
+            yield Order(number, before, file, lines)
+            number, before, lines = number + 1, before + len(lines), []
         file = name
         lines.append((line, text))
     if lines:
-        yield Order(number, file, lines)
+        yield Order(number, before, file, lines)
+
+
+def save(path, chosen):
+    with open(path, "w", encoding="utf-8") as out:
+        for order in chosen:
+            out.write(json.dumps(order) + "\n")
+
+
+def share(path, part, parts):
+    """The orders of one of several producers."""
+    with open(path, encoding="utf-8") as saved:
+        for number, line in enumerate(saved):
+            if number % parts == part:
+                yield Order(*json.loads(line))

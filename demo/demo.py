@@ -8,6 +8,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import corpus
 import producer
 import proof
 import worker
@@ -66,7 +67,7 @@ class Progress:
         if not end and now < self.due:
             return
         self.due = now + (0.2 if self.live else 3.0)
-        done, made = shared.completed.value, shared.enqueued.value
+        done, made = sum(shared.completed), sum(shared.enqueued)
         text = f"{now:5.1f} s  enqueued {made:>7,}  completed {done:>7,} of {self.total:,}"
         if self.live:
             width = max(10, min(40, shutil.get_terminal_size().columns - len(text) - 5))
@@ -80,7 +81,7 @@ class Progress:
 def start(context, chosen, conninfo, shared):
     processes = []
     for part in range(chosen.producers):
-        settings = (conninfo, part, chosen.producers, chosen.jobs, chosen.streamed, chosen.rate, shared)
+        settings = (conninfo, part, chosen.producers, chosen.saved, chosen.jobs, chosen.streamed, chosen.rate, shared)
         processes.append(context.Process(target=producer.run, args=settings, name=f"producer {part}", daemon=True))
     for number in range(chosen.workers):
         processes.append(context.Process(target=worker.run, args=(conninfo, number, shared), name=f"worker {number}", daemon=True))
@@ -103,7 +104,9 @@ def run(server, database, chosen):
     context = multiprocessing.get_context("spawn")
     shared = SimpleNamespace(
         ready=context.Event(), stream=context.Event(), over=context.Event(),
-        **{name: context.Value("q", 0) for name in ("enqueued", "completed", "rolled_back", "redone")},
+        # One number per process, so that none waits for another to count.
+        **{name: context.RawArray("q", chosen.producers) for name in ("enqueued", "rolled_back")},
+        **{name: context.RawArray("q", chosen.workers) for name in ("completed", "redone")},
     )
     processes = start(context, chosen, server.conninfo(database.name), shared)
     backlog = None
@@ -128,10 +131,10 @@ def run(server, database, chosen):
 
         first = chosen.jobs - chosen.streamed
         # An order that straddles the border counts to the first part, hence "about".
-        watch(processes, lambda: shared.completed.value >= first - 50, tick)
-        backlog = (shared.completed.value, time.monotonic() - progress.begun)
+        watch(processes, lambda: sum(shared.completed) >= first - 50, tick)
+        backlog = (sum(shared.completed), time.monotonic() - progress.begun)
         shared.stream.set()
-        watch(processes, lambda: shared.completed.value >= chosen.jobs, tick)
+        watch(processes, lambda: sum(shared.completed) >= chosen.jobs, tick)
         shared.over.set()
         watch(processes, lambda: all(process.exitcode is not None for process in processes), tick)
         watch(processes, lambda: True, tick)
@@ -165,6 +168,8 @@ def report(database, chosen, ran):
         " GROUP BY 1"
     )
     statements = sum(n for who, n in calls if who)
+    verbs = database.value(
+        "SELECT sum(calls) FROM pg_stat_statements WHERE query ~ 'awa\\.(enqueue_batch|complete_and_claim)'")
     # Counters of the last second reach the statistics when a session is idle or ends; all of them have ended.
     dead, changed = database.row(
         "SELECT sum(pg_stat_get_dead_tuples(c.oid)), sum(pg_stat_get_tuples_updated(c.oid) + pg_stat_get_tuples_deleted(c.oid))"
@@ -177,16 +182,17 @@ def report(database, chosen, ran):
     words, files = database.row("SELECT sum(words), count(DISTINCT file) FROM results")
     return [
         ("enqueued and committed", f"{database.value('SELECT sum(cardinality(job_ids)) FROM orders'):,}"),
-        ("enqueued and rolled back", f"{shared.rolled_back.value:,}"),
+        ("enqueued and rolled back", f"{sum(shared.rolled_back):,}"),
         ("completed", f"{database.value('SELECT count(*) FROM results'):,}"),
-        ("done again after the worker's error", f"{shared.redone.value:,}"),
+        ("done again after the worker's error", f"{sum(shared.redone):,}"),
         ("words counted", f"{words:,} in {files:,} files"),
         ("", ""),
         ("through the queue, at full speed", f"{done / seconds:,.0f} jobs/s ({done:,} jobs in {seconds:.1f} s)"),
         (f"enqueue to claim, at {chosen.rate:,} jobs/s", f"p50 {claim[0]:.1f} ms, p99 {claim[1]:.1f} ms"),
         (f"enqueue to completion, at {chosen.rate:,} jobs/s", f"p50 {finish[0]:.1f} ms, p99 {finish[1]:.1f} ms"),
         ("", ""),
-        ("statements per job, all clients", f"{statements / chosen.jobs:.3f} (BEGIN and COMMIT count)"),
+        ("calls of awa_queue per job", f"{verbs / chosen.jobs:.3f}"),
+        ("statements per job, all clients", f"{statements / chosen.jobs:.3f} (BEGIN, COMMIT and the demo's own tables count)"),
         ("WAL per job, all tables", f"{wal / chosen.jobs:,.0f} bytes, orders and results included"),
         ("rows updated or deleted in the four logs", f"{changed:,}"),
         ("dead tuples in the four logs", f"{dead:,} (left by the transactions that rolled back)"),
@@ -210,8 +216,11 @@ def main():
         database.sql(TABLES)
         print("PostgreSQL", database.value("SHOW server_version"), "and awa_queue",
               database.value("SELECT extversion FROM pg_extension WHERE extname = 'awa_queue'"))
-        files = proof.expect(database.connection, chosen.jobs)
-        print(f"{chosen.jobs:,} lines of {files:,} text files of this machine are the jobs; an order is {producer.corpus.ORDER_LINES} lines.")
+        chosen.saved = str(server.dir / "orders.jsonl")
+        orders = list(corpus.orders(chosen.jobs))
+        corpus.save(chosen.saved, orders)
+        files = proof.expect(database.connection, orders)
+        print(f"{chosen.jobs:,} lines of {files:,} text files of this machine are the jobs; an order is {corpus.ORDER_LINES} lines.")
         print(f"Of the orders, one in {producer.FAILS_EVERY} rolls back at first and one in {producer.SAVEPOINT_EVERY} rolls back to a"
               f" savepoint;\nof the workers' transactions, one in {worker.BREAKS_EVERY}.")
         ran = run(server, database, chosen)

@@ -1,5 +1,6 @@
 """A worker: counts the words of a line, stores the result and finishes the job in one transaction."""
 
+import json
 import time
 
 import psycopg
@@ -10,10 +11,11 @@ BATCH = 100
 # One batch in so many hits an error after its results were stored, rolls back, and is done again.
 BREAKS_EVERY = 97
 
+# The results go as one JSON document, which is cheaper for Python than an array per column.
 STORE = (
     "INSERT INTO results (job_id, file, line, words, letters, enqueued_at, claimed_at, finished_at)"
-    " SELECT *, clock_timestamp() FROM unnest(%s::bigint[], %s::text[], %s::int[], %s::int[], %s::int[],"
-    " %s::timestamptz[], %s::timestamptz[])"
+    " SELECT r.*, clock_timestamp() FROM jsonb_to_recordset(%s::jsonb) AS r (job_id bigint, file text, line int,"
+    " words int, letters int, enqueued_at timestamptz, claimed_at timestamptz)"
 )
 # strict: if a job is not ours any more, nothing of this transaction may stand.
 NEXT = (
@@ -40,7 +42,9 @@ def run(conninfo, number, shared):
         while True:
             results = []
             for receipt, job_id, args, enqueued_at, claimed_at in held:
-                results.append((job_id, args["file"], args["line"], *count(args), enqueued_at, claimed_at))
+                words, letters = count(args)
+                results.append({"job_id": job_id, "file": args["file"], "line": args["line"], "words": words,
+                                "letters": letters, "enqueued_at": enqueued_at, "claimed_at": claimed_at})
             receipts = [row[0] for row in held]
             batches += bool(held)
             broken = bool(held) and batches % BREAKS_EVERY == 0
@@ -50,7 +54,7 @@ def run(conninfo, number, shared):
                         following = connection.execute(NEXT, [[], QUEUE, BATCH, name]).fetchall()
                         break
                     with connection.transaction():
-                        connection.execute(STORE, [list(column) for column in zip(*results)])
+                        connection.execute(STORE, [json.dumps(results)])
                         following = connection.execute(NEXT, [receipts, QUEUE, BATCH, name]).fetchall()
                         if broken:
                             raise Broken
@@ -58,12 +62,8 @@ def run(conninfo, number, shared):
                 except Broken:
                     # Results and completion are gone together, and what this transaction had claimed is free again.
                     broken = False
-                    with shared.redone.get_lock():
-                        shared.redone.value += len(held)
-            if held:
-                # Counted by the worker, proved from the tables.
-                with shared.completed.get_lock():
-                    shared.completed.value += len(held)
+                    shared.redone[number] += len(held)
+            shared.completed[number] += len(held)
             held = following
             if not held:
                 if shared.over.is_set():
