@@ -165,19 +165,28 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["custom", "one transaction"])
 def test_dump_and_restore(any_db, way):
-    filled = Filled(any_db)
+    dump_and_restore(any_db, way)
+
+
+@pytest.mark.parametrize("way", ["four jobs", "tar"])
+def test_dump_and_restore_by_other_formats(db, way):
+    dump_and_restore(db, way)
+
+
+def dump_and_restore(db, way):
+    filled = Filled(db)
     form, options = WAYS[way]
-    cluster = any_db.cluster
-    file = cluster.dir / f"{any_db.name}.dump"
-    cluster.client("pg_dump", form, "-f", file, dbname=any_db.name)
-    copy = restored(cluster, f"{any_db.name}_copy")
+    cluster = db.cluster
+    file = cluster.dir / f"{db.name}.dump"
+    cluster.client("pg_dump", form, "-f", file, dbname=db.name)
+    copy = restored(cluster, f"{db.name}_copy")
     try:
         said = cluster.client("pg_restore", *options, file, dbname=copy.name)
         assert "error" not in said.lower() and "warning" not in said.lower(), said
         assert [c for (c,) in copy.sql("SELECT count(*) FROM awa_internal.world")] == [1]
-        assert copy.value("SELECT incarnation FROM awa_internal.world") != any_db.value(
+        assert copy.value("SELECT incarnation FROM awa_internal.world") != db.value(
             "SELECT incarnation FROM awa_internal.world")
         filled.check(copy)
     finally:
@@ -195,22 +204,29 @@ def test_plain_dump_in_one_transaction(db):
         copy.drop()
 
 
-@pytest.mark.parametrize("options", [("-Fc", ["-e"]), ("-Fc", ["-1", "-e"]), ("-Fd", ["-j", "2", "-e"])],
-                         ids=["steps", "one transaction", "two jobs"])
-def test_data_only_into_a_fresh_extension(any_db, options):
+def test_data_only_into_a_fresh_extension(any_db):
+    data_only(any_db, "-Fc", "-e")
+
+
+@pytest.mark.parametrize("form, options", [("-Fc", ["-1", "-e"]), ("-Fd", ["-j", "2", "-e"])],
+                         ids=["one transaction", "two jobs"])
+def test_data_only_by_other_ways(db, form, options):
+    data_only(db, form, *options)
+
+
+def data_only(db, form, *options):
     """The extension is installed first (by another version, say), then the data come: into tables that nobody has used."""
-    filled = Filled(any_db)
-    form, flags = options
-    cluster = any_db.cluster
-    file = cluster.dir / f"{any_db.name}.data"
-    cluster.client("pg_dump", form, "-f", file, dbname=any_db.name)
-    copy = restored(cluster, f"{any_db.name}_copy")
+    filled = Filled(db)
+    cluster = db.cluster
+    file = cluster.dir / f"{db.name}.data"
+    cluster.client("pg_dump", form, "-f", file, dbname=db.name)
+    copy = restored(cluster, f"{db.name}_copy")
     try:
         copy.sql("CREATE EXTENSION awa_queue")
         # A session that has only looked so far, and so knows the fresh ring.
         early = copy.session()
         assert early.sql("SELECT * FROM awa.jobs") == []
-        cluster.client("pg_restore", "--data-only", *flags, file, dbname=copy.name)
+        cluster.client("pg_restore", "--data-only", *options, file, dbname=copy.name)
         filled.check(copy)
     finally:
         copy.drop()
@@ -300,10 +316,19 @@ REWRITES = {
 }
 
 
-@pytest.mark.parametrize("way", REWRITES)
+@pytest.mark.parametrize("way", ["VACUUM FULL", "CLUSTER"])
 def test_tables_are_rewritten_under_sessions_that_remember(any_db, way):
-    filled = Filled(any_db)
-    sessions = [any_db.session() for _ in range(2)]
+    rewrite(any_db, way)
+
+
+@pytest.mark.parametrize("way", ["another order", "another tablespace", "REINDEX"])
+def test_tables_are_rewritten_in_other_ways(db, way):
+    rewrite(db, way)
+
+
+def rewrite(db, way):
+    filled = Filled(db)
+    sessions = [db.session() for _ in range(2)]
     for s in sessions:
         # They have read and written, so they remember places, indexes, ranges.
         rows = s.sql("SELECT receipt FROM awa.claim('q', 1)")
@@ -318,24 +343,24 @@ def test_tables_are_rewritten_under_sessions_that_remember(any_db, way):
             " WHERE c.claim_no = %s", [rows[0][0] >> 16])})
     filled.note_marks()
     if way == "another tablespace":
-        folder = any_db.cluster.dir / f"space_{any_db.name}"
-        any_db.sql(f"COPY (SELECT 1) TO PROGRAM 'mkdir {folder}'")  # it must be the server's own user's
-        any_db.sql(f"CREATE TABLESPACE elsewhere LOCATION '{folder}'")
+        folder = db.cluster.dir / f"space_{db.name}"
+        db.sql(f"COPY (SELECT 1) TO PROGRAM 'mkdir {folder}'")  # it must be the server's own user's
+        db.sql(f"CREATE TABLESPACE elsewhere LOCATION '{folder}'")
     for slot in range(5):
         for log in ("ready", "segments", "claims", "closures"):
-            index = any_db.sql("SELECT i.indexrelid::regclass::text FROM pg_index i WHERE indrelid = %s::regclass"
+            index = db.sql("SELECT i.indexrelid::regclass::text FROM pg_index i WHERE indrelid = %s::regclass"
                                " AND indpred IS NULL LIMIT 1", [f"awa_internal.{log}_{slot}"])
             if "CLUSTER" in way and not index:
                 continue
             for statement in REWRITES[way]:
                 name = index[0][0].split(".")[1] if index else ""
-                any_db.sql(statement.format(log=log, slot=slot, index=name))
-    filled.check(any_db, sessions)
+                db.sql(statement.format(log=log, slot=slot, index=name))
+    filled.check(db, sessions)
     if way == "another tablespace":
         for slot in range(5):
             for log in ("ready", "segments", "claims", "closures"):
-                any_db.sql(f"ALTER TABLE awa_internal.{log}_{slot} SET TABLESPACE pg_default")
-        any_db.sql("DROP TABLESPACE elsewhere")
+                db.sql(f"ALTER TABLE awa_internal.{log}_{slot} SET TABLESPACE pg_default")
+        db.sql("DROP TABLESPACE elsewhere")
 
 
 def test_the_restored_sequences_are_above_what_open_sessions_hold(db):
