@@ -155,6 +155,11 @@ FROM results JOIN (SELECT unnest(job_ids) AS job_id FROM orders WHERE stream) AS
 """
 
 
+def milliseconds(p50, p99):
+    # Of a few jobs, none may be part of the stream.
+    return "-" if p50 is None else f"p50 {p50:.1f} ms, p99 {p99:.1f} ms"
+
+
 def report(database, chosen, ran):
     shared = ran.shared
     wal, images = database.row(
@@ -188,8 +193,8 @@ def report(database, chosen, ran):
         ("words counted", f"{words:,} in {files:,} files"),
         ("", ""),
         ("through the queue, at full speed", f"{done / seconds:,.0f} jobs/s ({done:,} jobs in {seconds:.1f} s)"),
-        (f"enqueue to claim, at {chosen.rate:,} jobs/s", f"p50 {claim[0]:.1f} ms, p99 {claim[1]:.1f} ms"),
-        (f"enqueue to completion, at {chosen.rate:,} jobs/s", f"p50 {finish[0]:.1f} ms, p99 {finish[1]:.1f} ms"),
+        (f"enqueue to claim, at {chosen.rate:,} jobs/s", milliseconds(*claim)),
+        (f"enqueue to completion, at {chosen.rate:,} jobs/s", milliseconds(*finish)),
         ("", ""),
         ("calls of awa_queue per job", f"{verbs / chosen.jobs:.3f}"),
         ("statements per job, all clients", f"{statements / chosen.jobs:.3f} (BEGIN, COMMIT and the demo's own tables count)"),
