@@ -99,6 +99,12 @@ COMMIT;
 SELECT * FROM t.try_all('SELECT awa_internal.close(-1)', 'SELECT awa_internal.close(64)', 'SELECT awa_internal.empty(64)',
                         'SELECT awa_internal.close(NULL)', 'SELECT awa_internal.empty(NULL)', 'SELECT awa_internal.lane_state(NULL)');
 
+-- A step of maintenance is for a transaction of its own: no verb goes behind it.
+BEGIN;
+SELECT awa_internal.seal() ~ '^sealed: slot \d+ is current$' AS sealed;
+SELECT statement, code, help FROM t.try_all($$SELECT awa.enqueue('e.bounds')$$, $$SELECT awa.claim('e.bounds')$$, $$SELECT awa.complete('{1}')$$);
+ROLLBACK;
+
 -- 54000: over a limit.
 SELECT * FROM t.try_all(
     $$SELECT awa.enqueue('q', tags => ARRAY(SELECT 'tag' || i FROM generate_series(1, 21) i))$$,
