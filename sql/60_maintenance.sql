@@ -24,3 +24,13 @@ LANGUAGE c AS 'MODULE_PATHNAME', 'awa_lane_state'
 VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION awa_internal.lane_state (bigint) IS
 'The unresolved ranges of a lane that a claim of this session would start from, for debugging.';
+
+-- Whoever writes the ring or the identity (COPY of a restore, an administrator) makes all sessions read them again.
+CREATE FUNCTION awa_internal.ring_changed () RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'awa_ring_changed';
+COMMENT ON FUNCTION awa_internal.ring_changed () IS 'Statement trigger: makes all sessions read the ring again.';
+
+CREATE TRIGGER ring_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa_internal.ring
+FOR EACH STATEMENT EXECUTE FUNCTION awa_internal.ring_changed();
+CREATE TRIGGER ring_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON awa_internal.world
+FOR EACH STATEMENT EXECUTE FUNCTION awa_internal.ring_changed();

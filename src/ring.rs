@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::logs;
 use crate::pg::command;
 use crate::pg::heap;
+use crate::pg::inject::{self, Mutant};
 use crate::pg::latest::Latest;
 use crate::pg::lock::{Class, Mode, ShortLock};
 use crate::pg::shmem;
@@ -268,6 +269,15 @@ fn load() -> Result<Rc<View>> {
         xact::set_ring_valid(false);
     }
     Ok(view)
+}
+
+/// Makes all sessions read the ring again from this transaction's commit on.
+pub fn announce_change() -> Result<()> {
+    if !inject::mutant(Mutant::EpochEmpty) {
+        xact::note_maintenance();
+        xact::bump_ring_at_commit(relation("ring")?);
+    }
+    Ok(())
 }
 
 /// Refuses tables whose protocol or layout this library does not know, before anything is written, and

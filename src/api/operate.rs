@@ -24,6 +24,7 @@ sql_function! {
     awa_seal, pg_finfo_awa_seal => seal;
     awa_close, pg_finfo_awa_close => close;
     awa_empty, pg_finfo_awa_empty => empty;
+    awa_ring_changed, pg_finfo_awa_ring_changed => ring_changed;
 }
 
 fn json_argument(call: &Call, argument: usize) -> Result<Option<serde_json::Value>> {
@@ -184,6 +185,13 @@ fn empty(call: &Call) -> Result<Output> {
         slot_argument(call)?,
         call.bool(1).unwrap_or(false),
     )?)
+}
+
+/// Statement trigger: somebody else than our steps wrote the ring (a restore, say), so all sessions have to
+/// read it again.
+fn ring_changed(_: &Call) -> Result<Output> {
+    ring::announce_change()?;
+    Ok(Output::Done)
 }
 
 fn said(step: &Step) -> Result<Output> {

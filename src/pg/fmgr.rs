@@ -13,6 +13,8 @@ pub enum Output {
     Value(Value),
     /// The rows went into the call's result set.
     Rows,
+    /// What a statement trigger returns: no row, but not NULL either.
+    Done,
 }
 
 impl<T: Into<Value>> From<T> for Output {
@@ -221,6 +223,7 @@ pub unsafe fn run(fcinfo: pg_sys::FunctionCallInfo, body: fn(&Call) -> Result<Ou
     let (datum, null) = match body(&call) {
         Ok(Output::Value(v)) => v.parts(),
         Ok(Output::Rows) => (pg_sys::Datum::from(0usize), true),
+        Ok(Output::Done) => (pg_sys::Datum::from(0usize), false),
         Err(e) => {
             e.raise();
             unreachable!("raise never returns")
