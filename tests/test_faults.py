@@ -49,6 +49,7 @@ SCENARIOS = [
     scenarios.released_in_rolled_back_transactions,
     scenarios.hundreds_of_savepoints,
     scenarios.ring_seen_by_a_failed_statement,
+    scenarios.seal_during_a_first_look,
 ]
 
 

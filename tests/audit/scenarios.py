@@ -618,3 +618,28 @@ def ring_seen_by_a_failed_statement(db, mutant=None):
         taken |= play.part().claim(2)
         taken |= keeper.claim()
     return got("all", taken, jobs)
+
+
+def seal_during_a_first_look(db, mutant=None):
+    """A session without a list looks at the lane without the claim lock; meanwhile a slot is opened that holds the lower of two new
+    segments."""
+    play = Play(db, mutant)
+    upper, lower, keeper = play.parts(3)
+    keeper.enqueue(150)
+    keeper.enqueue(150)
+    keeper.complete(keeper.claim())
+    cold = play.part()
+    with Gates(db, 1) as writing, Gates(db, 2) as looking:
+        upper.sql("SET awa_queue.pause_key = 1")
+        upper.at_gate("enqueue.rows_written")
+        enqueued = writing.hold(upper, *play.enqueue_call(1))  # into slot 0
+        cold.sql("SET awa_queue.pause_key = 2")
+        cold.at_gate("claim.between_entries", "claim.before_lock")
+        claimed = looking.hold(cold, *play.claim_call(100))
+        keeper.value("SELECT awa_internal.seal()")
+        jobs = lower.enqueue(1)  # into slot 1
+        writing.open()
+        jobs += enqueued.result()[0][0]
+        taken = finish(looking, cold, claimed)
+    cold.at_gate()
+    return got("the new session", taken | cold.claim(), jobs)
