@@ -56,6 +56,7 @@ SELECT * FROM t.try_all(
     $$SELECT awa.alter_queue('q', '{}', options => '{"x": 1}')$$, $$SELECT awa.pause_queue('q', options => '{"x": 1}')$$,
     $$SELECT awa.resume_queue('q', options => '{"x": 1}')$$,
     $$SELECT awa.enqueue('q', options => '[]')$$, $$SELECT awa.enqueue('q', options => 'null')$$, $$SELECT awa.enqueue('q', options => '1')$$,
+    $$SELECT awa.enqueue('q', options => '{"x": 1e400}')$$, $$SELECT awa.create_queue('e.q', '{"shards": 1e400}')$$,
     $$SELECT awa.claim('q', 0, options => '{}')$$, $$SELECT awa.claim('q', 0, options => NULL)$$);
 
 -- 2202E: arrays of more than one dimension. An empty array has none.
@@ -111,6 +112,7 @@ SELECT * FROM t.try_all(
     $$SELECT awa.enqueue_batch('q', '{1}', tags => ARRAY(SELECT 'tag' || i FROM generate_series(1, 21) i))$$,
     $$SELECT awa.enqueue_jobs(jsonb_build_array(jsonb_build_object('queue', 'q', 'tags', ARRAY(SELECT 'tag' || i FROM generate_series(1, 21) i))))$$,
     $$SELECT awa.create_queue(repeat('q', 201))$$,
+    $$SELECT awa.claim('q', worker => repeat('w', 201))$$, $$SELECT awa.complete_and_claim('{}', '{q}', worker => repeat('ä', 201))$$,
     $$SELECT awa.enqueue('q', to_jsonb(repeat('x', 1024 * 1024)))$$,
     $$SELECT awa.enqueue_batch('q', array['1', to_jsonb(repeat('x', 1024 * 1024))])$$,
     $$SELECT awa.enqueue_jobs(jsonb_build_array(jsonb_build_object('queue', 'q', 'args', repeat('x', 1024 * 1024))))$$);
