@@ -91,6 +91,21 @@ def empty(session, slot, ignore_retention=True):
     return session.value('SELECT awa_internal."empty"(%s, %s)', [slot, ignore_retention])
 
 
+def must_empty(session, slot):
+    """Nothing of the test's holds it. For a moment an autovacuum worker or a session that is just ending may."""
+    wait_until(lambda: (said := empty(session, slot)) == "emptied" or (said not in ("snapshot", "blocked") and pytest.fail(said)),
+               what=f"slot {slot} to be emptied")
+
+
+def maintain_until(session, slot):
+    """CALL awa.maintain() until it has emptied the slot: once, unless an autovacuum worker is just there."""
+    def emptied():
+        session.sql("CALL awa.maintain()")
+        return session.sql("SELECT event FROM awa_internal.ring WHERE slot = %s", [slot]) == [("e",)]
+
+    wait_until(emptied, what=f"slot {slot} to be emptied")
+
+
 def ring_and_lanes(db):
     return (
         db.sql("SELECT event_no, slot, event, generation FROM awa_internal.ring ORDER BY 1"),
@@ -365,7 +380,7 @@ def test_rule_02_steps_outside_read_committed_are_refused(db, level):
             other.sql(f"SELECT awa_internal.{call}")
     assert ring_and_lanes(db) == before
     assert close(s, 1) == "closed"
-    assert empty(s, 0) == "emptied"
+    must_empty(s, 0)
 
 
 def test_rule_02_a_producer_that_commits_after_an_old_snapshot_keeps_its_seqs(any_db):
@@ -430,8 +445,7 @@ def test_rule_02_maintain_sets_its_own_transactions(db, of):
             caller = db.session(user="keeper")
             name, value = default.split(" = ")
             assert caller.value(f"SHOW {name}") == value.strip("'")
-            caller.sql("CALL awa.maintain()")
-            assert db.sql("SELECT slot, event FROM awa_internal.ring WHERE slot = %s", [slot]) == [(slot, "e")]
+            maintain_until(caller, slot)
             assert db.value("SELECT appended_through FROM awa_internal.lanes") == 10 * (turn + 1)
             # The session is as it was.
             assert caller.value(f"SHOW {name}") == value.strip("'")
@@ -469,7 +483,7 @@ def test_rule_03_an_idle_reader_of_everything_stops_nobody(any_db):
     assert empty(keeper, 0) in ("blocked", "snapshot")
     keeper.sql("CALL awa.maintain()")
     reader.connection.commit()
-    assert empty(keeper, 0) == "emptied"
+    must_empty(keeper, 0)
     enqueue(keeper, [1])
     assert drain(keeper) == [1]
 
@@ -506,7 +520,7 @@ def test_rule_03_a_running_dump_stops_nobody(db):
     # The jobs that waited at the dump's snapshot are in it.
     rows = dumped[0].split("COPY awa_internal.ready_0", 1)[1].split("\n\\.", 1)[0].splitlines()[1:]
     assert len(rows) == 10
-    assert empty(keeper, 0) == "emptied"
+    must_empty(keeper, 0)
 
 
 # ------------------------------------------------------------------------------------------------------------ rule 5
@@ -640,14 +654,14 @@ def test_rule_06_a_session_that_read_on_the_standby_is_right_after_promotion(mak
         complete(s, first + claim(s))
         seal(s)
         assert close(s, 0) == "closed"
-        assert empty(s, 0) == "emptied"
+        must_empty(s, 0)
         enqueue(s, range(20, 30))
         replayed()
         read(pooled)
         seal(s)
         assert close(s, 1) == "closed"
         complete(s, claim(s, 10))
-        assert empty(s, 1) == "emptied"
+        must_empty(s, 1)
         enqueue(s, range(30, 35))
         replayed()
         primary.kill9()
@@ -786,7 +800,7 @@ def test_rule_09_a_slot_is_kept_for_an_old_snapshot(any_db):
     with old.connection.cursor().copy("COPY awa_internal.ready_0 (args) TO STDOUT") as copy:
         assert b"".join(copy) == b"".join(b"%d\n" % n for n in range(10))
     old.sql("COMMIT")
-    assert empty(s, 0) == "emptied"
+    must_empty(s, 0)
 
 
 def test_rule_09_the_grace_ends(db):
@@ -802,7 +816,7 @@ def test_rule_09_the_grace_ends(db):
     try:
         s.sql("SELECT pg_reload_conf()")
         wait_until(lambda: s.value("SHOW awa_queue.snapshot_grace") == "0")
-        assert empty(s, 0) == "emptied"
+        must_empty(s, 0)
         assert old.value("SELECT count(*) FROM awa_internal.ready_0") == 0
     finally:
         s.sql("ALTER SYSTEM RESET awa_queue.snapshot_grace")
@@ -1144,7 +1158,7 @@ def test_rule_15_retention_gives_way_when_no_slot_is_empty(db):
     enqueue(s, [15])
     assert s.value("SELECT awa_internal.seal()") == "no empty slot"
     # The default retention is a day, and all ended just now. The oldest go, as few as are needed.
-    s.sql("CALL awa.maintain()")
+    maintain_until(s, 0)
     slots = dict(db.sql(
         "SELECT DISTINCT ON (slot) slot, event FROM awa_internal.ring ORDER BY slot, event_no DESC"))
     assert slots[0] == "e"
@@ -1234,7 +1248,7 @@ def test_rule_18_a_slot_that_is_being_vacuumed_is_blocked(db):
     enqueue(s, [7])
     assert drain(s) == [7]
     vacuum.connection.commit()
-    assert empty(s, 0) == "emptied"
+    must_empty(s, 0)
 
 
 # ----------------------------------------------------------------------------------------------------------- rule 19
@@ -1374,7 +1388,7 @@ def test_rule_26_totals_that_emptying_leaves_are_exact(db):
     complete(s, claim(s))
     seal(s)
     assert close(s, 0) == "closed"
-    assert empty(s, 0) == "emptied"
+    must_empty(s, 0)
     totals = dict(db.sql("SELECT outcome, n FROM awa_internal.queue_totals"))
     assert totals == {"e": 23, "c": 6 + 8 + 3, "x": 3, "r": 3, "s": 3}
 
@@ -1406,7 +1420,7 @@ def test_rule_27_all_verbs_work_while_all_tables_are_published(make_cluster):
     for slot in (0, 1):
         seal(s)
         assert close(s, slot) == "closed"
-        assert empty(s, slot) == "emptied"
+        must_empty(s, slot)
         enqueue(s, [slot])
         complete(s, claim(s))
     s.sql("CALL awa.maintain()")
@@ -1519,12 +1533,14 @@ def test_rule_41_a_receipt_of_an_emptied_slot_does_not_touch_its_next_user(any_d
     old = claim(s)
     complete(s, old)
     first = seal(s)
-    assert close(s, 0) == "closed" and empty(s, 0) == "emptied"
+    assert close(s, 0) == "closed"
+    must_empty(s, 0)
     for _ in range(15):
         slot = seal(s)
         if slot == 0:
             break
-        assert close(s, first) == "closed" and empty(s, first) == "emptied"
+        assert close(s, first) == "closed"
+        must_empty(s, first)
         first = slot
     assert slot == 0
     enqueue(s, range(10, 13))

@@ -4,6 +4,8 @@ into the way is picked up by code that runs with the owner's rights."""
 import psycopg
 import pytest
 
+from harness import wait_until
+
 E = psycopg.errors
 
 VERBS = [
@@ -166,8 +168,12 @@ def test_the_owner_need_not_be_a_superuser_and_maintenance_runs_as_the_owner(db,
         s.sql("SELECT awa.alter_queue('after', '{\"retention\": \"0 s\"}')")
         s.sql("SELECT awa.alter_queue('before', '{\"retention\": \"0 s\"}')")
         owner.sql("SELECT awa_internal.seal()")
-        owner.sql("CALL awa.maintain()")
-        assert db.sql("SELECT event FROM awa_internal.ring WHERE slot = 0") == [("e",)]
+
+        def emptied():
+            owner.sql("CALL awa.maintain()")
+            return db.sql("SELECT event FROM awa_internal.ring WHERE slot = 0") == [("e",)]
+
+        wait_until(emptied)
     finally:
         db.sql(f"REASSIGN OWNED BY {name} TO postgres")
 
@@ -300,10 +306,14 @@ def test_a_hostile_search_path_of_a_caller(db, role):
     owner.sql("SET search_path = trap, pg_temp, pg_catalog")
     owner.sql("CREATE TEMP TABLE ring (a pg_catalog.int4)")
     owner.sql("SELECT awa_internal.seal()")
-    owner.sql("CALL awa.maintain()")
+
+    def emptied():
+        owner.sql("CALL awa.maintain()")
+        return db.sql("SELECT event FROM awa_internal.ring WHERE slot = 0") == [("e",)]
+
+    wait_until(emptied)
     assert owner.value("SHOW search_path") == "trap, pg_temp, pg_catalog"
     assert db.sql("SELECT * FROM trap.caught") == []
-    assert db.sql("SELECT slot, event FROM awa_internal.ring ORDER BY event_no DESC LIMIT 1") == [(0, "e")]
     assert db.sql("SELECT name FROM awa_internal.queues ORDER BY 1") == [("q",), ("r",)]
 
 
