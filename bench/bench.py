@@ -23,6 +23,8 @@ def arguments():
     parser.add_argument("--full", action="store_true", help="all cells, three rounds, a million retained jobs (about 25 minutes;"
                         " without: about 4)")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
+    parser.add_argument("--rounds", type=int, help="interleaved rounds (quick: 1, full: 3)")
+    parser.add_argument("--retained", type=int, help="finished jobs to keep at most (quick: 200,000, full: 1,000,000)")
     parser.add_argument("--write", action="store_true", help="put the tables into bench/RESULTS.md")
     parser.add_argument("--note", default="", help="a sentence about the machine for the head of the tables")
     chosen = parser.parse_args()
@@ -36,7 +38,7 @@ def arguments():
 def main():
     chosen = arguments()
     full = chosen.full
-    rounds = 3 if full else 1
+    rounds = chosen.rounds or (3 if full else 1)
     seconds = 3 if full else 1
     begun = time.monotonic()
 
@@ -44,7 +46,7 @@ def main():
         print(f"{time.monotonic() - begun:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     shapes = [(c, lanes) for c in (1, 8, 32) for lanes in (1, 8)] if full else [(1, 1), (8, 1), (32, 1), (32, 8)]
-    found = {"date": datetime.date.today().isoformat(), "full": full, "note": chosen.note, "cores": os.cpu_count()}
+    found = {"date": datetime.date.today().isoformat(), "full": full, "rounds": rounds, "seconds": seconds, "note": chosen.note, "cores": os.cpu_count()}
     with server(int(os.environ.get("AWA_MAJOR", "15"))) as cluster:
         def fresh():
             # Each part has a database of its own, so that none inherits another's leftovers.
@@ -70,7 +72,8 @@ def main():
                 cells = [(n, c, lanes) for n in load.WORK_BATCHES for c, lanes in shapes]
                 found["work"] = load.work(cluster, db, cells, seconds, rounds, 600_000 if full else 120_000, progress)
             elif part == "retained":
-                sizes = (1_000, 10_000, 100_000, 1_000_000) if full else (1_000, 200_000)
+                most = chosen.retained or (1_000_000 if full else 200_000)
+                sizes = [size for size in (1_000, 10_000, 100_000, 1_000_000) if size < most] + [most]
                 found["retained"] = scenarios.retained(cluster, db, sizes, progress)
                 progress("jobs by id")
                 found["by id"] = scenarios.by_id(db, sizes[-1])

@@ -20,8 +20,8 @@ def run(db, scale, rounds, progress):
         found.setdefault(key, []).append(value)
 
     for turn in range(rounds + 1):
-        progress(f"calls, round {turn} of {rounds}")
         for i, peer in enumerate(peers.PEERS):
+            progress(f"calls, {peer.name}, round {turn} of {rounds}")
             for n, turns in ((1, 3000), (20, 2000), (1000, 60)):
                 turns = max(20, int(turns * scale))
                 value = _turns(db, connection, f"enqueue_{i}", n, turns)

@@ -70,7 +70,8 @@ def tables(found):
         "# Figures\n",
         f"awa_queue {found['version']} on PostgreSQL {found['postgres']}, {found['date']}, {found['cores']} cores shared by server and"
         f" clients, fsync and synchronous_commit on, preloaded, args of 100 bytes."
-        f" {'Full' if found['full'] else 'Quick'} run, {found['minutes']:.0f} minutes. {found['note']}".rstrip() + "\n",
+        f" Medians of {found['rounds']} interleaved rounds, {found['seconds']} s a cell of many clients; {found['minutes']:.0f} minutes in all."
+        f" {found['note']}".rstrip() + "\n",
         "Reproduce: `make bench` (quick) or `tools/with-15 bench/run --full`; `bench/README.md` says what is measured and how.\n",
         "## Against what was aimed at\n",
         targets(found),
@@ -108,7 +109,7 @@ def tables(found):
             out.append(table(["jobs", "clients", "lanes", "", "jobs/s", "p50 ms", "p99 ms", "WAL bytes per job", "statements per job"], rows))
     if "retained" in found:
         out += ["## Claims of 20 while much is retained\n",
-                "A fresh session each; times in the server. With what is left open, 40,000 more jobs went through meanwhile.\n",
+                "A fresh session each; times in the server; the first claim of a session (median of five, with the round trip) fills its caches. With what is left open, 40,000 more jobs went through meanwhile.\n",
                 table(["", "retained jobs", "first claim us", "claim us", "complete us", "claim buffers", "dead tuples in the logs"], [
                     (situation or "nothing left open", f"{size:,}", cost["first claim us"], cost["claim us"], cost["complete us"],
                      cost["claim buffers"], f"{dead:,}") for situation, size, cost, dead in found["retained"]]),

@@ -47,6 +47,14 @@ def claim_cost(db, samples=200):
     producer = db.connect(settings={"synchronous_commit": "off"})
     producer.execute(f"CALL turns.enqueue_0(20, {samples + 40})")
     producer.close()
+    firsts = []
+    for _ in range(5):
+        newcomer = db.connect()
+        newcomer.execute("SELECT count(*) FROM awa_internal.queues")
+        begun = time.perf_counter()
+        newcomer.execute("SELECT count(*) FROM awa.claim('q1', 1)")
+        firsts.append((time.perf_counter() - begun) * 1e6)
+        newcomer.close()
     worker = db.connect(settings={"synchronous_commit": "off"})
     worker.execute(
         "CREATE OR REPLACE FUNCTION pg_temp.one(OUT claim_us float8, OUT complete_us float8) LANGUAGE plpgsql AS $$"
@@ -59,7 +67,7 @@ def claim_cost(db, samples=200):
     touched = [buffers(worker, "SELECT receipt FROM awa.claim('q1', 20)") for _ in range(20)]
     worker.close()
     return {
-        "first claim us": times[0][0],
+        "first claim us": median(firsts),
         "claim us": median([t[0] for t in times[20:]]),
         "complete us": median([t[1] for t in times[20:]]),
         "claim buffers": median(touched),
