@@ -5,16 +5,16 @@ Rules that are tested elsewhere, or that have no case yet:
 ====  ==================================================================================================================
  4    adopt() and the worker are not built; what a restore does is in test_restore.py
  5    also in test_restore.py: ids and claim numbers after a restore
-11    in test_restore.py
  8    the verbs on waiting jobs are not built; release, which has the same shape, is in test_rule_08
-16    ids of 2^31 transactions ago can not be made in a test; widen() and is_running() are pure and have unit tests
+11    in test_restore.py
+16    a session would have to live through 2^31 transactions; widen() is pure, and a unit test in src/ is the place for it
 19    in test_rule_19, as far as complete and release go; rescue is not built
 20    drop_queue is not built
 25    rescue of expired leases is not built
 26    test_rule_26 covers the totals that emptying leaves; the tail of open slots is the views'
 29    nothing can be made to fail inside the callback from outside; the crash audit (test_crash.py) would show a PANIC
 30    there is no wait yet
-31    strict lanes have specs in pg_test
+31    strict lanes have specs in pg_test (claim-claim-strict, producer-claim-strict)
 32    deferred jobs are not built
 33    uniqueness is not built; the part about create_queue under REPEATABLE READ is in test_rule_13
 34    there is no worker process yet
@@ -22,7 +22,7 @@ Rules that are tested elsewhere, or that have no case yet:
 36    back-off of maintenance belongs to the worker
 38    the rest is below; that a block of ids is dropped after a minute is not waited for
 39    there is one duty at a time so far
-40    ageing is tested with the claims
+40    ageing is in pg_test/sql/priority.sql
 42    promotion is not built
 43    no table points into a slot so far
 47    a figure, see bench
