@@ -262,3 +262,26 @@ pub fn has_committed(full: u64, next: u64) -> bool {
     next.wrapping_sub(full) < RECENT
         && unsafe { pg_sys::TransactionIdDidCommit(pg_sys::TransactionId::from(full as u32)) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::widen;
+
+    const EPOCH: u64 = 1 << 32;
+
+    #[test]
+    fn an_id_gets_the_epoch_it_was_given_out_in() {
+        assert_eq!(widen(100, 3 * EPOCH + 200), 3 * EPOCH + 100);
+        // Not given out yet in this epoch, so it is of the one before.
+        assert_eq!(
+            widen(u32::MAX - 5, 3 * EPOCH + 200),
+            2 * EPOCH + u64::from(u32::MAX - 5)
+        );
+        assert_eq!(widen(199, 200), 199);
+    }
+
+    #[test]
+    fn the_next_id_itself_is_not_out_yet() {
+        assert_eq!(widen(200, EPOCH + 200), 200);
+    }
+}
