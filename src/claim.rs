@@ -201,8 +201,21 @@ fn remember(lane: LaneId, change: impl FnOnce(&mut Known)) {
     });
 }
 
-/// The list that a walk without the lock starts from. Reading the shared one without the claim lock could
-/// tear it, so its lower bound is used.
+/// The list of a lane for a walk that only looks: the shared one, copied under the claim lock, since a range
+/// that waits for an open transaction would otherwise make the look walk all that came after it.
+fn list_to_look_at(live: &Live, lane: LaneId) -> Result<RangeList> {
+    if let Some(entry) = shmem::find(live.view.incarnation, lane.0) {
+        let _lock = ShortLock::acquire(Class::Claim, lane.key(), Mode::Exclusive);
+        let ranges = entry.load();
+        if !ranges.is_empty() {
+            return Ok(RangeList { ranges });
+        }
+    }
+    known_list(live, lane)
+}
+
+/// The list to start from as far as it is known without the claim lock: of the shared one the lower bound,
+/// since reading it whole could tear it.
 fn known_list(live: &Live, lane: LaneId) -> Result<RangeList> {
     if let Some(entry) = shmem::find(live.view.incarnation, lane.0) {
         if entry.low() > 0 {
@@ -457,7 +470,7 @@ fn result_row(t: &Taken, pick: &Pick, receipt: Receipt, body: &Body, now: i64) -
 
 /// When the first free job of a lane was enqueued, found by a walk that takes nothing.
 pub fn head(live: &mut Live, lane: LaneId, strict: bool) -> Result<Option<i64>> {
-    let list = known_list(live, lane)?;
+    let list = list_to_look_at(live, lane)?;
     let slots = live.for_lane(lane, list.low())?;
     let order = Order {
         lane,
@@ -475,13 +488,8 @@ pub fn head(live: &mut Live, lane: LaneId, strict: bool) -> Result<Option<i64>> 
 /// The ranges that this session would start from, for looking at them.
 pub fn describe(lane: LaneId) -> Result<String> {
     let view = ring::view()?;
-    let entry = shmem::find(view.incarnation, lane.0);
-    let shared = entry.as_ref().map(|e| e.load()).filter(|r| !r.is_empty());
-    let next = entry.as_ref().and_then(shmem::Entry::next);
-    let list = match shared {
-        Some(ranges) => RangeList { ranges },
-        None => known_list(&Live::for_reading(view), lane)?,
-    };
+    let next = shmem::find(view.incarnation, lane.0).and_then(|e| e.next());
+    let list = list_to_look_at(&Live::for_reading(view), lane)?;
     Ok(match next {
         Some(next) => format!("{list} next={next}"),
         None => list.to_string(),
