@@ -224,7 +224,8 @@ class Cluster:
 
     def stop(self, mode="fast", timeout=60):
         """mode: smart, fast or immediate."""
-        self.close_connections()
+        if mode == "smart":
+            self.close_connections()  # it waits for them
         number = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}[mode]
         server, pids = self._server, [self.pid, *_children(self.pid)]
         server.send_signal(number)
@@ -235,6 +236,9 @@ class Cluster:
             raise ServerError(f"the server did not stop ({mode}) in {timeout} s\n{self.log_tail()}") from None
         self._server = None
         self._deadline(lambda: all(map(_gone, pids)), timeout, "the server's processes to end")
+        # Not before: a thread may be sending a statement, and libpq is not made for two threads at one connection. A close
+        # in the middle of it flushed the same buffer again, and the server got the statement twice.
+        self.close_connections()
 
     def restart(self, mode="fast", timeout=60):
         self.stop(mode, timeout)
