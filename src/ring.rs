@@ -15,6 +15,7 @@ use crate::pg::lock::{Class, Mode, ShortLock};
 use crate::pg::shmem;
 use crate::pg::table::{self, Access, Oid, Table, NO_OID};
 use crate::pg::xact;
+use crate::receipt::MAX_SLOTS;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -164,6 +165,11 @@ pub fn slot_relation(log: &str, slot: u8) -> Result<Oid> {
         .ok_or_else(|| Error::Layout(format!("table \"{name}\" of awa_queue does not exist")))
 }
 
+/// Whether a slot's tables exist.
+pub fn slot_exists(slot: u8) -> bool {
+    table::find(SCHEMA, &format!("ready_{slot}")).is_some()
+}
+
 /// The oids of the tables, by name.
 pub fn tables() -> Result<Tables> {
     let ready = relation("ready")?;
@@ -222,7 +228,7 @@ fn load() -> Result<Rc<View>> {
     drop(lock);
     let mut slots = Vec::new();
     let mut current = None;
-    for no in 0..64u8 {
+    for no in 0..MAX_SLOTS {
         let state = events.state(no);
         if state == SlotState::Empty {
             continue;

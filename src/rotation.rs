@@ -10,7 +10,7 @@ use crate::pg::command;
 use crate::pg::horizon;
 use crate::pg::inject::{self, Mutant, Point};
 use crate::pg::lock::{self, Class, Mode, TableMode, TransactionLock};
-use crate::pg::table::{self, Access, Table};
+use crate::pg::table::{Access, Table};
 use crate::pg::time;
 use crate::pg::xact;
 use crate::queue;
@@ -90,11 +90,6 @@ fn add_event(tables: &Tables, no: i64, slot: u8, event: &str, generation: i64) -
     )
 }
 
-/// Whether a slot's tables exist.
-fn exists(slot: u8) -> bool {
-    table::find("awa_internal", &format!("ready_{slot}")).is_some()
-}
-
 /// Makes an empty slot the current one. The one before takes no new folds from then on; a fold that is
 /// under way may still land in it.
 pub fn seal() -> Result<Step> {
@@ -103,7 +98,7 @@ pub fn seal() -> Result<Step> {
         return Ok(Step::Busy);
     };
     let events = ring::read_events(tables.ring);
-    let empty = (0..MAX_SLOTS).filter(|s| events.state(*s) == SlotState::Empty && exists(*s));
+    let empty = (0..MAX_SLOTS).filter(|s| events.state(*s) == SlotState::Empty && ring::slot_exists(*s));
     let Some(slot) = empty.min_by_key(|s| events.generation(*s)) else {
         return Ok(Step::NoEmptySlot);
     };

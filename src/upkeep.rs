@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::pg::command;
+use crate::receipt::MAX_SLOTS;
 use crate::ring::{self, Events, SlotState, Tables};
 use crate::rotation;
 use crate::settings;
@@ -30,7 +31,7 @@ pub fn run_all() -> Result<()> {
 fn slots_in(state: SlotState) -> Result<Vec<u8>> {
     let tables = ring::tables()?;
     let events = ring::read_events(tables.ring);
-    let mut slots: Vec<u8> = (0..64)
+    let mut slots: Vec<u8> = (0..MAX_SLOTS)
         .filter(|s| events.state(*s) == state && *s != events.current)
         .collect();
     slots.sort_by_key(|s| events.generation(*s));
@@ -65,9 +66,7 @@ fn is_ring_pressed() -> Result<bool> {
 }
 
 fn slot_count() -> i64 {
-    (0..64)
-        .take_while(|s| ring::slot_relation("ready", *s).is_ok())
-        .count() as i64
+    (0..MAX_SLOTS).take_while(|s| ring::slot_exists(*s)).count() as i64
 }
 
 fn longest_retention(tables: &Tables) -> Result<i64> {
@@ -91,7 +90,7 @@ fn size_of(tables: &Tables, slot: u8) -> Result<i64> {
 
 fn size_of_ring(tables: &Tables, events: &Events) -> Result<i64> {
     let mut total = 0;
-    for slot in (0..64).filter(|s| events.state(*s) != SlotState::Empty) {
+    for slot in (0..MAX_SLOTS).filter(|s| events.state(*s) != SlotState::Empty) {
         total += size_of(tables, slot)?;
     }
     Ok(total)
