@@ -355,9 +355,13 @@ fn first_walk(live: &mut Live, visit: &Visit) -> Result<RangeList> {
         max_claims: 0,
         now: time::now(),
     };
-    Ok(Walk::new(&live.view, &slots, order)
-        .run(&list)
-        .map_or(list, |f| f.list))
+    Ok(Walk::new(&live.view, &slots, order).run(&list).map_or(list, |f| {
+        if inject::mutant(Mutant::FirstWalk) {
+            f.list
+        } else {
+            f.list.unlocked()
+        }
+    }))
 }
 
 /// Inserts one claim row per contiguous range: of one slot, at most 1,024 jobs, own or committed ones.

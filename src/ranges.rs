@@ -96,6 +96,16 @@ impl RangeList {
         list
     }
 
+    /// The list that a walk without the claim lock found. A claim made meanwhile may reach across any border,
+    /// the frontier too: segments are read before claims, so it may span segments that the walk did not see.
+    pub fn unlocked(mut self) -> RangeList {
+        for r in &mut self.ranges {
+            r.edge = true;
+            r.last_xid = 0;
+        }
+        self
+    }
+
     /// The lowest unresolved position.
     pub fn low(&self) -> i64 {
         self.ranges.first().map_or(0, |r| r.from)

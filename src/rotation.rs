@@ -81,6 +81,14 @@ fn begin(step: &str) -> Result<Tables> {
     Ok(tables)
 }
 
+/// Sessions that read the ring hold its lock for microseconds, and many of them read it at once after each
+/// change: they are let pass. Another maintainer holds it to its COMMIT and is not waited for.
+fn lock_ring() -> Option<TransactionLock> {
+    TransactionLock::try_for(Class::Ring, RING_KEY, Mode::Exclusive, RING_PATIENCE)
+}
+
+const RING_PATIENCE: std::time::Duration = std::time::Duration::from_millis(50);
+
 fn add_event(tables: &Tables, no: i64, slot: u8, event: &str, generation: i64) -> Result<()> {
     run(
         tables,
@@ -94,7 +102,7 @@ fn add_event(tables: &Tables, no: i64, slot: u8, event: &str, generation: i64) -
 /// under way may still land in it.
 pub fn seal() -> Result<Step> {
     let tables = begin("awa_internal.seal()")?;
-    let Some(ring_lock) = TransactionLock::try_acquire(Class::Ring, RING_KEY, Mode::Exclusive) else {
+    let Some(ring_lock) = lock_ring() else {
         return Ok(Step::Busy);
     };
     let events = ring::read_events(tables.ring);
@@ -112,7 +120,7 @@ pub fn seal() -> Result<Step> {
 /// Closes a sealed slot into which nobody can write any more, and notes how far its lanes were appended.
 pub fn close(slot: u8) -> Result<Step> {
     let tables = begin("awa_internal.close()")?;
-    let Some(ring_lock) = TransactionLock::try_acquire(Class::Ring, RING_KEY, Mode::Exclusive) else {
+    let Some(ring_lock) = lock_ring() else {
         return Ok(Step::Busy);
     };
     let events = ring::read_events(tables.ring);
@@ -180,7 +188,7 @@ pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
     if is_wanted_by_snapshot(&tables, slot)? {
         return Ok(Step::Snapshot);
     }
-    let Some(ring_lock) = TransactionLock::try_acquire(Class::Ring, RING_KEY, Mode::Exclusive) else {
+    let Some(ring_lock) = lock_ring() else {
         return Ok(Step::Busy);
     };
     if !lock::try_lock_tables(&oids, TableMode::AccessExclusive) {

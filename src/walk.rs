@@ -16,7 +16,7 @@ use crate::lane::LaneId;
 use crate::live::{LiveSlot, Log, Merged, Span};
 use crate::logs::segments;
 use crate::pg::command;
-use crate::pg::inject::{self, Mutant};
+use crate::pg::inject::{self, Mutant, Point};
 use crate::pg::scan::Writer;
 use crate::pg::xact;
 use crate::ranges::{Kind, Range, RangeList, OPEN_END, UNKNOWN};
@@ -363,9 +363,11 @@ impl<'a> Walk<'a> {
                 committed_end = committed_end.max(send);
             }
             if !claims_sought {
-                // Claims stand still under the claim lock, so it does not matter when they are looked up;
+                // Claims stand still under the claim lock, so it does not matter when they are looked up. (A walk
+                // without it may meet one that reaches beyond the segments it has seen: RangeList::unlocked.)
                 // where no segment is found they never are.
                 claims_sought = true;
+                inject::reach(Point::ClaimSegmentsRead);
                 self.claims.seek(r.from, r.to, probe, i64::MAX);
                 claim = self.claims.next();
             }

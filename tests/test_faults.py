@@ -34,6 +34,7 @@ SCENARIOS = [
     scenarios.numbers_given_out_again,
     scenarios.full_list_beside_a_tail,
     scenarios.claim_across_a_border,
+    scenarios.claim_across_the_end_of_a_first_walk,
     scenarios.hole_before_a_long_claim,
     scenarios.second_look,
     scenarios.seal_before_the_reservation,

@@ -33,6 +33,7 @@ CAUGHT_BY = {
     "epoch_slot": scenarios.slot_gone_before_its_tables_are_locked,
     "epoch_empty": scenarios.caches_from_before_the_emptying,
     "straddle": scenarios.claim_across_a_border,
+    "first_walk": scenarios.claim_across_the_end_of_a_first_walk,
     "low_mvcc": scenarios.older_segment_open_at_the_emptying,
 }
 

@@ -9,6 +9,7 @@ pub enum Point {
     EnqueueReserved,
     ClaimBetweenSlots,
     ClaimBetweenEntries,
+    ClaimSegmentsRead,
     ClaimBeforeLock,
     CloseBeforeLock,
     CloseLocked,
@@ -29,6 +30,7 @@ pub enum Mutant {
     EpochSlot,
     EpochEmpty,
     Straddle,
+    FirstWalk,
     LowMvcc,
 }
 
@@ -59,6 +61,7 @@ mod switched {
             Point::EnqueueReserved => "enqueue.reserved",
             Point::ClaimBetweenSlots => "claim.between_slots",
             Point::ClaimBetweenEntries => "claim.between_entries",
+            Point::ClaimSegmentsRead => "claim.segments_read",
             Point::ClaimBeforeLock => "claim.before_lock",
             Point::CloseBeforeLock => "close.before_lock",
             Point::CloseLocked => "close.locked",
@@ -79,6 +82,7 @@ mod switched {
             Mutant::EpochSlot => "epoch_slot",
             Mutant::EpochEmpty => "epoch_empty",
             Mutant::Straddle => "straddle",
+            Mutant::FirstWalk => "first_walk",
             Mutant::LowMvcc => "low_mvcc",
         }
     }

@@ -116,6 +116,25 @@ impl TransactionLock {
         None
     }
 
+    /// As `try_acquire`, trying again for `limit`: for a lock that others hold for microseconds.
+    pub fn try_for(
+        class: Class,
+        key: u64,
+        mode: Mode,
+        limit: std::time::Duration,
+    ) -> Option<TransactionLock> {
+        let deadline = std::time::Instant::now() + limit;
+        loop {
+            let lock = TransactionLock::try_acquire(class, key, mode);
+            if lock.is_some() || std::time::Instant::now() >= deadline {
+                return lock;
+            }
+            pgrx::check_for_interrupts!();
+            // SAFETY: pg_usleep only sleeps.
+            unsafe { pg_sys::pg_usleep(1_000) };
+        }
+    }
+
     pub fn keep(self) {
         std::mem::forget(self.0);
     }
@@ -124,19 +143,10 @@ impl TransactionLock {
 /// Takes a lock to the end of the transaction, trying again for `limit`; false where it was not to be had by
 /// then.
 pub fn wait_for_transaction(class: Class, key: u64, mode: Mode, limit: std::time::Duration) -> bool {
-    let deadline = std::time::Instant::now() + limit;
-    loop {
-        if let Some(lock) = TransactionLock::try_acquire(class, key, mode) {
-            lock.keep();
-            return true;
-        }
-        if std::time::Instant::now() >= deadline {
-            return false;
-        }
-        pgrx::check_for_interrupts!();
-        // SAFETY: pg_usleep only sleeps.
-        unsafe { pg_sys::pg_usleep(1_000) };
-    }
+    let lock = TransactionLock::try_for(class, key, mode, limit);
+    let acquired = lock.is_some();
+    lock.into_iter().for_each(TransactionLock::keep);
+    acquired
 }
 
 /// The strength of a lock on a whole table, as maintenance takes it.

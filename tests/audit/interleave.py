@@ -20,7 +20,8 @@ from .fuzz import Fault, seeds
 
 POINTS = {
     "enqueue": ("enqueue.slot_chosen", "enqueue.rows_written", "enqueue.reserved"),
-    "claim": ("claim.before_lock", "claim.between_slots", "claim.between_slots", "claim.between_entries"),
+    "claim": ("claim.before_lock", "claim.between_slots", "claim.between_slots", "claim.between_entries",
+              "claim.segments_read"),
     "complete": ("close.before_lock", "close.locked"),
     "keep": ("maintain.emptied",),
 }

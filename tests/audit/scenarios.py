@@ -245,6 +245,22 @@ def claim_across_a_border(db, mutant=None):
     return faults + got("y, later", y.claim(), [])
 
 
+def claim_across_the_end_of_a_first_walk(db, mutant=None):
+    """A session's first walk, which is done without the claim lock, has read the segments when one more comes and another
+    session's claim takes it together with what lies before: the walk sees that claim, and ends inside it."""
+    play = Play(db, mutant)
+    first, producer, other = play.parts(3)
+    before = producer.enqueue(10)
+    with Gates(db) as gates:
+        first.at_gate("claim.segments_read")
+        walking = gates.hold(first, *play.claim_call(100))
+        after = producer.enqueue(10)
+        faults = got("the other, all in one claim", other.claim(), before + after)
+        first_got = finish(gates, first, walking)
+    first.at_gate()
+    return faults + got("who walked first", first_got | first.claim(), [])
+
+
 def hole_before_a_long_claim(db, mutant=None):
     """A hole of exactly the wanted size, then a committed claim that spans the end of the hole's segment."""
     play = Play(db, mutant)
