@@ -54,7 +54,19 @@ CREATE TABLE awa_internal.queue_totals (
     n        bigint NOT NULL,
     PRIMARY KEY (queue_id, outcome)
 );
-COMMENT ON TABLE awa_internal.queue_totals IS 'Jobs of emptied slots per queue: e enqueued, and one row per closure outcome.';
+COMMENT ON TABLE awa_internal.queue_totals IS
+'Counts per queue that outlive slots: e entries and one row per closure outcome, of emptied slots; capital letters count what is not in the logs (count_changes says which).';
+
+-- Counters that many sessions change at once would make them wait for each other: each adds a row, and
+-- maintenance folds the rows into queue_totals.
+CREATE TABLE awa_internal.count_changes (
+    change_no bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    queue_id  integer NOT NULL,
+    what      "char" NOT NULL,
+    n         bigint NOT NULL
+);
+COMMENT ON TABLE awa_internal.count_changes IS
+'Changes of counts, not yet folded into queue_totals. What: S scheduled jobs in deferred, R retryable ones, D dead letters, X jobs cancelled while deferred, B failed or cancelled jobs that were brought back by retry.';
 
 -- What few jobs have, kept in one nullable column: with more than eight columns every ready row that has
 -- a null would cost eight bytes more. Its attributes can not be extended while a table uses the type, so
@@ -123,7 +135,52 @@ CREATE TABLE awa_internal.closures (
     reason    text
 ) PARTITION BY LIST (slot);
 COMMENT ON TABLE awa_internal.closures IS
-'One row per claim (or part) that ended, and outcome: c completed, x cancelled, f failed, r released, s a stale finish (counted only). which is a bitmap of indexes in the claim, null for all of it.';
+'One row per claim (or part) that ended, and outcome: c completed, x cancelled, k cancelled on request, f failed, d failed when its lease ended, r released, t to be retried, l to be retried after its lease ended, z snoozed; s a stale finish (counted only), q a request to cancel (ends nothing). which is a bitmap of indexes in the claim, null for all of it.';
+
+-- Jobs that may not run yet: scheduled ones, and those between two attempts.
+CREATE TABLE awa_internal.deferred (
+    job_id       bigint PRIMARY KEY,
+    run_at       timestamptz NOT NULL,
+    lane_id      bigint NOT NULL,
+    attempt      smallint NOT NULL,
+    max_attempts smallint NOT NULL,
+    state        "char" NOT NULL CHECK (state IN ('s', 'r')),
+    kind         text,
+    args         jsonb NOT NULL,
+    rest         awa_internal.job_rest
+);
+CREATE INDEX deferred_due ON awa_internal.deferred (run_at, job_id);
+COMMENT ON TABLE awa_internal.deferred IS
+'Jobs that become ready at run_at, with all they bring along. state: s scheduled (also snoozed), r retryable. attempt is the one that comes next; kind is null while it equals the queue''s name.';
+
+-- Jobs that failed for good, kept for failed_retention.
+CREATE TABLE awa_internal.dead_letters (
+    job_id       bigint PRIMARY KEY,
+    failed_at    timestamptz NOT NULL,
+    lane_id      bigint NOT NULL,
+    attempt      smallint NOT NULL,
+    max_attempts smallint NOT NULL,
+    kind         text,
+    args         jsonb NOT NULL,
+    rest         awa_internal.job_rest
+);
+CREATE INDEX dead_letters_by_queue ON awa_internal.dead_letters ((lane_id >> 8), failed_at);
+COMMENT ON TABLE awa_internal.dead_letters IS 'Jobs that failed for good: attempts used up, or failed as permanent.';
+
+-- Attempts that need more than their claim says: an extended lease, progress, a checkpoint.
+CREATE TABLE awa_internal.attempts (
+    claim_no    bigint NOT NULL,
+    index       smallint NOT NULL,
+    slot        smallint NOT NULL,
+    lease_until timestamptz,
+    percent     smallint,
+    message     text,
+    checkpoint  jsonb,
+    PRIMARY KEY (claim_no, index)
+);
+CREATE INDEX attempts_by_lease ON awa_internal.attempts (lease_until);
+COMMENT ON TABLE awa_internal.attempts IS
+'One row per attempt that sent a heartbeat or stored progress; index is the job''s in its claim. Gone with the slot of its claim.';
 
 ALTER TABLE awa_internal.segments ALTER COLUMN runs SET STORAGE PLAIN;
 ALTER TABLE awa_internal.closures ALTER COLUMN which SET STORAGE PLAIN;
@@ -147,6 +204,7 @@ BEGIN
         EXECUTE format('CREATE INDEX ON awa_internal.segments_%1$s (first_entry_id)', s);
         EXECUTE format('CREATE INDEX ON awa_internal.claims_%1$s (lane_id, first_seq)', s);
         EXECUTE format('CREATE INDEX ON awa_internal.claims_%1$s (claim_no)', s);
+        EXECUTE format('CREATE INDEX ON awa_internal.claims_%1$s (expires_at)', s);
         EXECUTE format('CREATE INDEX ON awa_internal.closures_%1$s (claim_no)', s);
     END LOOP;
 END
@@ -156,6 +214,11 @@ SELECT pg_extension_config_dump('awa_internal.queues', '');
 SELECT pg_extension_config_dump('awa_internal.lanes', '');
 SELECT pg_extension_config_dump('awa_internal.ring', '');
 SELECT pg_extension_config_dump('awa_internal.queue_totals', '');
+SELECT pg_extension_config_dump('awa_internal.count_changes', '');
+SELECT pg_extension_config_dump('awa_internal.count_changes_change_no_seq', '');
+SELECT pg_extension_config_dump('awa_internal.deferred', '');
+SELECT pg_extension_config_dump('awa_internal.dead_letters', '');
+SELECT pg_extension_config_dump('awa_internal.attempts', '');
 SELECT pg_extension_config_dump('awa_internal.queue_ids', '');
 SELECT pg_extension_config_dump('awa_internal.entry_ids', '');
 SELECT pg_extension_config_dump('awa_internal.claim_blocks', '');

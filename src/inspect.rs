@@ -78,7 +78,7 @@ pub fn job(id: i64, out: &mut ResultSet) -> Result<()> {
                 Some(c) => find_ending(slot, &latest, c, entry.seq)?,
                 None => None,
             };
-            if ending.as_ref().is_some_and(|e| e.outcome == Outcome::Released) {
+            if ending.as_ref().is_some_and(|e| e.outcome.moves_on()) {
                 continue; // it lives on in another entry
             }
             out.push(&row(&view, &entry, &body, claim.as_ref(), ending.as_ref())?);
@@ -154,7 +154,7 @@ fn find_ending(slot: &Slot, latest: &Latest, claim: &Claim, seq: i64) -> Result<
             continue;
         };
         let bits = Bits::of(scan.bytes(closures::WHICH).as_deref());
-        if outcome != Outcome::Stale && bits.has((seq - claim.first_seq) as u16) {
+        if outcome.ends() && bits.has((seq - claim.first_seq) as u16) {
             return Ok(Some(Ending {
                 outcome,
                 at: scan.i64(closures::CLOSED_AT),
@@ -245,7 +245,7 @@ pub fn jobs(out: &mut ResultSet) -> Result<()> {
                 };
                 let claim = claim_of(&claims, entry.lane, entry.seq);
                 let ending = claim.and_then(|c| ending_of(&endings, c, entry.seq));
-                if ending.is_some_and(|e| e.outcome == Outcome::Released) {
+                if ending.is_some_and(|e| e.outcome.moves_on()) {
                     continue;
                 }
                 scratch.run(|| -> Result<()> {
@@ -268,7 +268,7 @@ fn all_endings(slot: &Slot, latest: &Latest) -> Endings {
     let table = Table::open(slot.closures, Access::Read);
     heap::scan(&table, latest, |r| {
         let outcome = r.char(closures::OUTCOME as usize).and_then(Outcome::of);
-        if let Some(outcome) = outcome.filter(|o| *o != Outcome::Stale) {
+        if let Some(outcome) = outcome.filter(|o| o.ends()) {
             let which = r.varlena(closures::WHICH as usize).map(Varlena::bytes);
             let ending = Ending {
                 outcome,

@@ -11,6 +11,8 @@ mod bits;
 mod body;
 mod claim;
 mod close;
+mod counts;
+mod duty;
 mod enqueue;
 mod error;
 mod ids;

@@ -66,6 +66,7 @@ pub mod claims {
     ];
     pub const BY_SEQ: [i16; 2] = [LANE_ID, FIRST_SEQ];
     pub const BY_NO: [i16; 1] = [CLAIM_NO];
+    pub const BY_EXPIRY: [i16; 1] = [EXPIRES_AT];
 }
 
 pub mod closures {
@@ -95,51 +96,97 @@ pub mod rest {
     pub const COUNT: usize = 11;
 }
 
-/// How an attempt ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a closure says of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
     Completed,
+    /// By its worker, or while it waited.
     Cancelled,
+    /// A request to cancel came while it ran; its worker's report, whatever it was, ended it so.
+    CancelledOnRequest,
+    /// By `fail`: attempts used up, or permanent.
     Failed,
-    /// Moved on: the job lives in another entry.
+    /// Its lease ended and its attempts are used up.
+    LeaseFailed,
+    /// Given back: the job lives in another entry.
     Released,
-    /// No ending at all: a late finish that was refused, noted for the count.
+    /// By `fail`: the job waits for its next attempt.
+    Retried,
+    /// Its lease ended: the job waits for its next attempt.
+    Rescued,
+    /// Put off; the attempt does not count.
+    Snoozed,
+    /// No ending: a late finish that was refused, noted for the count.
     Stale,
+    /// No ending: somebody asked to cancel it.
+    CancelRequested,
 }
 
 impl Outcome {
+    pub const ALL: [Outcome; 11] = [
+        Outcome::Completed,
+        Outcome::Cancelled,
+        Outcome::CancelledOnRequest,
+        Outcome::Failed,
+        Outcome::LeaseFailed,
+        Outcome::Released,
+        Outcome::Retried,
+        Outcome::Rescued,
+        Outcome::Snoozed,
+        Outcome::Stale,
+        Outcome::CancelRequested,
+    ];
+
     pub fn code(self) -> u8 {
         match self {
             Outcome::Completed => b'c',
             Outcome::Cancelled => b'x',
+            Outcome::CancelledOnRequest => b'k',
             Outcome::Failed => b'f',
+            Outcome::LeaseFailed => b'd',
             Outcome::Released => b'r',
+            Outcome::Retried => b't',
+            Outcome::Rescued => b'l',
+            Outcome::Snoozed => b'z',
             Outcome::Stale => b's',
+            Outcome::CancelRequested => b'q',
         }
     }
 
     pub fn of(code: u8) -> Option<Outcome> {
-        Some(match code {
-            b'c' => Outcome::Completed,
-            b'x' => Outcome::Cancelled,
-            b'f' => Outcome::Failed,
-            b'r' => Outcome::Released,
-            b's' => Outcome::Stale,
-            _ => return None,
-        })
+        Outcome::ALL.into_iter().find(|o| o.code() == code)
+    }
+
+    /// Whether the attempt is over.
+    pub fn ends(self) -> bool {
+        !matches!(self, Outcome::Stale | Outcome::CancelRequested)
+    }
+
+    /// Whether the job lives on elsewhere: in another entry or in `deferred`.
+    pub fn moves_on(self) -> bool {
+        matches!(
+            self,
+            Outcome::Released | Outcome::Retried | Outcome::Rescued | Outcome::Snoozed
+        )
     }
 
     /// The word that the API has for a job that ended so.
     pub fn state(self) -> &'static str {
         match self {
             Outcome::Completed => "completed",
-            Outcome::Cancelled => "cancelled",
-            Outcome::Failed => "failed",
+            Outcome::Cancelled | Outcome::CancelledOnRequest => "cancelled",
+            Outcome::Failed | Outcome::LeaseFailed => "failed",
             Outcome::Released => "ready",
+            Outcome::Retried | Outcome::Rescued => "retryable",
+            Outcome::Snoozed => "scheduled",
             Outcome::Stale => "stale",
+            Outcome::CancelRequested => "running",
         }
     }
 }
+
+/// Outcomes that end nothing, as SQL has them in a list.
+pub const NO_ENDINGS: &str = "('s', 'q')";
 
 /// Checks that a log table has the expected columns at the expected places.
 pub fn verify(oid: Oid, name: &str, columns: &[&str]) -> Result<()> {

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::lane::{self, LaneId};
+use crate::logs::NO_ENDINGS;
 use crate::pg::command;
 use crate::pg::horizon;
 use crate::pg::inject::{self, Mutant, Point};
@@ -235,7 +236,7 @@ fn unfinished(tables: &Tables, slot: u8) -> Result<Option<Step>> {
         tables,
         &format!(
             "SELECT COALESCE(pg_catalog.sum(n), 0)::pg_catalog.int8 FROM awa_internal.closures_{slot}
-             WHERE outcome <> 's'"
+             WHERE outcome NOT IN {NO_ENDINGS}"
         ),
     )?
     .unwrap_or(0);

@@ -134,6 +134,7 @@ pub mod injection {
     static PAUSE_AT: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
     static PAUSE_KEY: GucSetting<i32> = GucSetting::<i32>::new(4242);
     static SLEEP_AT: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
+    static CLOCK_OFFSET: GucSetting<i32> = GucSetting::<i32>::new(0);
     static MUTANT: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(None);
 
     fn string(s: &GucSetting<Option<CString>>) -> String {
@@ -146,6 +147,10 @@ pub mod injection {
     }
     pub fn pause_key() -> i64 {
         i64::from(PAUSE_KEY.get())
+    }
+    /// Microseconds.
+    pub fn clock_offset() -> i64 {
+        i64::from(CLOCK_OFFSET.get()) * 1_000
     }
     pub fn sleep_at() -> String {
         string(&SLEEP_AT)
@@ -177,6 +182,16 @@ pub mod injection {
                 GucFlags::default(),
             );
         }
+        GucRegistry::define_int_guc(
+            c"awa_queue.clock_offset",
+            c"How far the queue's clock is ahead of the server's.",
+            c"Set it in a session, or by ALTER SYSTEM and a reload for the workers too.",
+            &CLOCK_OFFSET,
+            i32::MIN,
+            i32::MAX,
+            GucContext::Userset,
+            GucFlags::UNIT_MS,
+        );
         GucRegistry::define_int_guc(
             c"awa_queue.pause_key",
             c"Advisory lock key that a pause waits for.",

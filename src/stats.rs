@@ -30,7 +30,7 @@ impl Counts {
     fn all_ended(&self) -> i64 {
         self.ended
             .iter()
-            .filter(|(o, _)| **o != Outcome::Stale.code())
+            .filter(|(o, _)| Outcome::of(**o).is_some_and(Outcome::ends))
             .map(|(_, n)| n)
             .sum()
     }

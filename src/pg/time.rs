@@ -5,10 +5,13 @@ use pgrx::pg_sys;
 
 pub const SECOND: i64 = 1_000_000;
 
-/// The clock now, not the start of the transaction.
+/// The clock now, not the start of the transaction. Test builds can set it ahead (awa_queue.clock_offset).
 pub fn now() -> i64 {
     // SAFETY: reads the clock, nothing else.
-    unsafe { pg_sys::GetCurrentTimestamp() }
+    let clock = unsafe { pg_sys::GetCurrentTimestamp() };
+    #[cfg(feature = "injection")]
+    let clock = clock + crate::settings::injection::clock_offset();
+    clock
 }
 
 /// An interval argument or setting.
