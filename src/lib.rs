@@ -6,6 +6,7 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod adopt;
 mod api;
 mod bits;
 mod body;
@@ -23,6 +24,7 @@ mod locate;
 mod logs;
 mod options;
 mod pg;
+mod policy;
 mod queue;
 mod ranges;
 mod receipt;
@@ -33,9 +35,11 @@ mod runs;
 mod session;
 mod settings;
 mod statement;
+mod statistics;
 mod stats;
 mod upkeep;
 mod walk;
+mod worker;
 
 pgrx::pg_module_magic!(name, version);
 
@@ -48,5 +52,11 @@ pub extern "C-unwind" fn _PG_init() {
     pg::xact::install();
     if preloading {
         pg::shmem::install(settings::shared_lanes());
+        // pg_upgrade's server must not be written to.
+        if !pg::bgworker::is_binary_upgrade() {
+            pg::roster::install();
+            pg::databases::install();
+            pg::bgworker::register_launcher();
+        }
     }
 }
