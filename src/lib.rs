@@ -6,6 +6,7 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod adopt;
 mod api;
 mod backoff;
 mod bits;
@@ -28,6 +29,7 @@ mod locate;
 mod logs;
 mod options;
 mod pg;
+mod policy;
 mod queue;
 mod ranges;
 mod receipt;
@@ -38,9 +40,11 @@ mod runs;
 mod session;
 mod settings;
 mod statement;
+mod statistics;
 mod stats;
 mod upkeep;
 mod walk;
+mod worker;
 
 pgrx::pg_module_magic!(name, version);
 
@@ -53,5 +57,11 @@ pub extern "C-unwind" fn _PG_init() {
     pg::xact::install();
     if preloading {
         pg::shmem::install(settings::shared_lanes());
+        // pg_upgrade's server must not be written to.
+        if !pg::bgworker::is_binary_upgrade() {
+            pg::roster::install();
+            pg::databases::install();
+            pg::bgworker::register_launcher();
+        }
     }
 }

@@ -272,6 +272,14 @@ fn retention_of(tables: &Tables, slot: u8) -> Result<i64> {
     Ok(longest.unwrap_or(default))
 }
 
+/// When the retention of a slot's jobs is over, microseconds since 2000; None where it holds none.
+pub fn retained_until(tables: &Tables, slot: u8) -> Result<Option<i64>> {
+    let Some(closed_at) = last_closed_at(tables, slot)? else {
+        return Ok(None);
+    };
+    Ok(Some(closed_at.saturating_add(retention_of(tables, slot)?)))
+}
+
 fn is_retained(tables: &Tables, slot: u8) -> Result<bool> {
     let Some(closed_at) = last_closed_at(tables, slot)? else {
         return Ok(false);
