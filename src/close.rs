@@ -7,6 +7,7 @@
 
 use crate::bits::Bits;
 use crate::body::{Body, Head, Reader};
+use crate::counts::{self, Counted};
 use crate::error::{Error, Result};
 use crate::lane::LaneId;
 use crate::locate::Locator;
@@ -229,7 +230,7 @@ fn close_group(slot: &CloseSlot, g: &Group, what: &Finish, fates: &mut [Fate]) -
                 lock::wait_for_xid(xid);
             }
             Ok(closed) => {
-                append_closures(slot, g, &claim, &closed, what, fates, lock);
+                append_closures(slot, g, &claim, &closed, what, fates, lock)?;
                 return Ok(Some(claim));
             }
         }
@@ -291,7 +292,7 @@ fn append_closures(
     what: &Finish,
     fates: &mut [Fate],
     lock: ShortLock,
-) {
+) -> Result<()> {
     let mut mine = Bits::none();
     let mut late = Bits::none();
     let mut fresh = 0i64;
@@ -331,13 +332,11 @@ fn append_closures(
             what.reason,
         ));
     }
-    if stale > 0 {
-        rows.push(closure_row(slot, g.claim_no, stale, Outcome::Stale, None, None));
-    }
     drop(lock);
     for row in rows {
         row.enter_rest(&slot.closures, &slot.closure_indexes, &closures::BY_CLAIM);
     }
+    counts::add(&ring::tables()?, claim.lane.queue_id(), Counted::Stale, stale)
 }
 
 fn closure_row(

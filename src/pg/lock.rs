@@ -153,6 +153,7 @@ pub fn wait_for_transaction(class: Class, key: u64, mode: Mode, limit: std::time
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableMode {
     AccessShare,
+    ShareUpdateExclusive,
     Share,
     AccessExclusive,
 }
@@ -161,6 +162,9 @@ impl TableMode {
     fn raw(self) -> pg_sys::LOCKMODE {
         match self {
             TableMode::AccessShare => pg_sys::AccessShareLock as pg_sys::LOCKMODE,
+            TableMode::ShareUpdateExclusive => {
+                pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE
+            }
             TableMode::Share => pg_sys::ShareLock as pg_sys::LOCKMODE,
             TableMode::AccessExclusive => pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE,
         }
