@@ -157,7 +157,8 @@ pub fn read_events(ring: Oid) -> Events {
     Events::fold(rows)
 }
 
-fn relation(name: &str) -> Result<Oid> {
+/// A table of ours by its name.
+pub fn relation(name: &str) -> Result<Oid> {
     table::find(SCHEMA, name).ok_or(Error::NotInstalled)
 }
 

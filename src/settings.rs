@@ -7,6 +7,7 @@ static MAX_ARGS_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
 static SLOT_SIZE: GucSetting<i32> = GucSetting::<i32>::new(64);
 static SLOT_AGE: GucSetting<i32> = GucSetting::<i32>::new(60);
 static RETENTION_SIZE: GucSetting<i32> = GucSetting::<i32>::new(4096);
+static MAX_SLOTS: GucSetting<i32> = GucSetting::<i32>::new(32);
 static SNAPSHOT_GRACE: GucSetting<i32> = GucSetting::<i32>::new(6 * 3600);
 static WORKER: GucSetting<bool> = GucSetting::<bool>::new(true);
 static SHARED_LANES: GucSetting<i32> = GucSetting::<i32>::new(2048);
@@ -34,6 +35,11 @@ pub fn slot_age_micros() -> i64 {
 /// Finished jobs beyond this size of the ring go before their retention is over, in bytes.
 pub fn retention_bytes() -> i64 {
     i64::from(RETENTION_SIZE.get()) * 1024 * 1024
+}
+
+/// Slots are added up to this number while none is empty.
+pub fn max_slots() -> u8 {
+    MAX_SLOTS.get() as u8
 }
 
 /// How long an old snapshot can keep a finished slot from being emptied, in microseconds.
@@ -97,6 +103,17 @@ pub fn register(preloading: bool) {
         1024 * 1024,
         GucContext::Sighup,
         GucFlags::UNIT_MB,
+    );
+    // 64 MB each by default: 2 GB before the current slot has to grow. A receipt has room for 64.
+    GucRegistry::define_int_guc(
+        c"awa_queue.max_slots",
+        c"Number of slots up to which the ring is extended while no slot is empty.",
+        c"Slots are never taken away again. Beyond the number the current slot grows.",
+        &MAX_SLOTS,
+        16,
+        64,
+        GucContext::Sighup,
+        GucFlags::default(),
     );
     // TRUNCATE is not MVCC: a dump that began before would miss jobs that waited at its snapshot.
     GucRegistry::define_int_guc(

@@ -21,10 +21,8 @@ use crate::pg::time::{self, SECOND};
 use crate::pg::vacuum;
 use crate::pg::warn;
 use crate::policy;
-use crate::ring::{self, SlotState, Tables};
-use crate::rotation::{self, Step};
-use crate::settings;
-use crate::statement::{number, run};
+use crate::ring::{self, Tables};
+use crate::statement::run;
 use crate::statistics;
 use std::cell::Cell;
 use std::time::Duration;
@@ -74,9 +72,7 @@ pub const DUTIES: &[Duty] = &[
     duty("dead letters", dead::expire, 60 * SECOND, 6),
     duty("counts", fold_counts, 2 * SECOND, COUNTS),
     duty("statistics", statistics::analyze_one, 60 * SECOND, RING),
-    duty("seal", seal, SECOND, RING),
-    duty("close", close, SECOND, RING),
-    duty("empty", empty, 2 * SECOND, RING),
+    duty("ring", policy::step, SECOND, RING),
     duty("freeze", freeze, 600 * SECOND, RING),
 ];
 
@@ -104,139 +100,6 @@ fn fold_counts() -> Result<Progress> {
     })
 }
 
-fn seal() -> Result<Progress> {
-    let old = statistics::old_tables()?;
-    if policy::is_current_slot_due()? || old.current {
-        let step = rotation::seal()?;
-        return Ok(match step {
-            Step::Sealed { .. } => Progress {
-                done: 1,
-                ..Progress::default()
-            },
-            // Another slot becomes empty: emptying is activity, and this duty looks again.
-            Step::NoEmptySlot => Progress::default(),
-            _ => again_soon(),
-        });
-    }
-    let tables = ring::tables()?;
-    let current = ring::read_events(tables.ring).current;
-    let enqueued_at = number(
-        &tables,
-        &format!(
-            "SELECT (pg_catalog.date_part('epoch', enqueued_at - timestamptz '2000-01-01 00:00:00+00') * 1000000)::pg_catalog.int8
-             FROM awa_internal.segments_{current} LIMIT 1"
-        ),
-    )?;
-    let limit = settings::slot_age_micros()
-        .max(policy::longest_retention(&tables)? / (policy::slot_count() / 2).max(1));
-    Ok(Progress {
-        // Not at once again where both readings of the clock differ by a little.
-        next_due: enqueued_at.map(|at| (at + limit).max(time::now() + SECOND / 10)),
-        ..Progress::default()
-    })
-}
-
-fn again_soon() -> Progress {
-    Progress {
-        next_due: Some(time::now() + SECOND),
-        ..Progress::default()
-    }
-}
-
-/// A walk over the slots, one a step: where it is, and when it has to begin anew.
-struct Walk {
-    after: Cell<i64>,
-    next_due: Cell<Option<i64>>,
-    /// Walks in a row in which somebody was in the way.
-    blocked: Cell<u32>,
-    in_the_way: Cell<bool>,
-}
-
-thread_local! {
-    static CLOSING: Walk = const { Walk::new() };
-    static EMPTYING: Walk = const { Walk::new() };
-}
-
-impl Walk {
-    const fn new() -> Walk {
-        Walk {
-            after: Cell::new(-1),
-            next_due: Cell::new(None),
-            blocked: Cell::new(0),
-            in_the_way: Cell::new(false),
-        }
-    }
-
-    fn due(&self, at: i64) {
-        self.next_due
-            .set(Some(self.next_due.get().map_or(at, |n| n.min(at))));
-    }
-
-    /// Takes the next slot of a state, does `act` with it and says how the walk goes on.
-    fn step(&self, state: SlotState, act: impl FnOnce(u8) -> Result<Step>) -> Result<Progress> {
-        let tables = ring::tables()?;
-        let events = ring::read_events(tables.ring);
-        let slots = policy::slots_in(state)?;
-        let next = slots
-            .iter()
-            .copied()
-            .find(|s| events.generation(*s) > self.after.get());
-        let Some(slot) = next else { return Ok(self.end(0)) };
-        let generation = events.generation(slot);
-        let is_last = !slots.iter().any(|s| events.generation(*s) > generation);
-        // Before the step: after an error the walk goes on behind this slot.
-        self.after.set(generation);
-        let mut done = 0;
-        match act(slot)? {
-            Step::Closed | Step::Emptied => done = 1,
-            Step::Retained => {
-                let until = rotation::retained_until(&tables, slot)?;
-                self.due(until.unwrap_or(0).max(time::now() + SECOND));
-            }
-            Step::Busy | Step::WritersLeft | Step::Snapshot | Step::Blocked => self.in_the_way.set(true),
-            // These change by activity alone.
-            _ => {}
-        }
-        Ok(if is_last {
-            self.end(done)
-        } else {
-            Progress {
-                done,
-                more: true,
-                next_due: None,
-            }
-        })
-    }
-
-    /// Who is in the way ends by itself, without telling: looked at after 1, 2, 4 ... 60 seconds.
-    fn end(&self, done: i64) -> Progress {
-        if self.in_the_way.replace(false) {
-            self.due(time::now() + backoff(self.blocked.get() + 1));
-            self.blocked.set(self.blocked.get().saturating_add(1));
-        } else {
-            self.blocked.set(0);
-        }
-        self.after.set(-1);
-        Progress {
-            done,
-            more: false,
-            next_due: self.next_due.take(),
-        }
-    }
-}
-
-fn close() -> Result<Progress> {
-    CLOSING.with(|w| w.step(SlotState::Open, rotation::close))
-}
-
-fn empty() -> Result<Progress> {
-    EMPTYING.with(|w| {
-        w.step(SlotState::Closed, |slot| {
-            rotation::empty(slot, policy::is_ring_pressed()?)
-        })
-    })
-}
-
 thread_local! {
     /// Tables that the freezing duty found too old.
     static TO_FREEZE: Cell<Vec<String>> = const { Cell::new(Vec::new()) };
@@ -244,7 +107,7 @@ thread_local! {
 
 /// Finds what is to be frozen; the worker does it after the step, since VACUUM can not run inside one.
 fn freeze() -> Result<Progress> {
-    TO_FREEZE.set(statistics::old_tables()?.closed);
+    TO_FREEZE.set(statistics::old_closed_tables()?);
     // Tables grow old by what other databases do, too.
     Ok(Progress {
         next_due: Some(time::now() + 3600 * SECOND),
@@ -386,6 +249,7 @@ impl Record {
 /// WARNING; the other duties go on.
 pub fn run_all() -> Result<()> {
     command::commit_and_begin();
+    policy::forget_refusals();
     // A caller is a user that writes.
     ring::view_for_write()?;
     command::commit_and_begin();
