@@ -5,9 +5,12 @@ CREATE TABLE awa_internal.world (
     incarnation bigint NOT NULL,
     protocol    integer NOT NULL,
     layout      integer NOT NULL,
-    created_at  timestamptz NOT NULL DEFAULT now()
+    created_at  timestamptz NOT NULL DEFAULT now(),
+    system_id   bigint,
+    database    oid
 );
-COMMENT ON TABLE awa_internal.world IS 'Incarnation of this installation, and the protocol and layout numbers that the library must know.';
+COMMENT ON TABLE awa_internal.world IS
+'Incarnation of this installation, the protocol and layout numbers that the library must know, and the server and database whose it is: null before the first verb. Where they are another''s (a restore, a clone), no worker does anything before a verb or awa_internal.adopt().';
 INSERT INTO awa_internal.world (incarnation, protocol, layout)
 VALUES (hashtextextended(gen_random_uuid()::text, 0), 1, 1);
 
@@ -158,6 +161,19 @@ CREATE TABLE awa_internal.closures (
 ) PARTITION BY LIST (slot);
 COMMENT ON TABLE awa_internal.closures IS
 'One row per claim (or part) that ended, and outcome: c completed, x cancelled, k cancelled on request, f failed, d failed when its lease ended, r released, t to be retried, l to be retried after its lease ended, z snoozed; q a request to cancel (ends nothing). which is a bitmap of indexes in the claim, null for all of it.';
+
+-- Not dumped: it says how maintenance goes here.
+CREATE TABLE awa_internal.duties (
+    duty       text PRIMARY KEY,
+    last_run   timestamptz NOT NULL,
+    last_done  timestamptz,
+    done       bigint NOT NULL DEFAULT 0,
+    failures   integer NOT NULL DEFAULT 0,
+    last_error text,
+    failed_at  timestamptz
+);
+COMMENT ON TABLE awa_internal.duties IS
+'Each duty of maintenance: when it last ran (noted once a minute while it finds nothing), when it last did something and how much in all, failures in a row and what the last one said.';
 
 -- Jobs that may not run yet: scheduled ones, and those between two attempts.
 CREATE TABLE awa_internal.deferred (

@@ -75,6 +75,15 @@ SELECT name AS queue, settings, paused_at IS NOT NULL AS paused, paused_by, paus
 FROM awa_internal.queues;
 COMMENT ON VIEW awa.queues IS 'Queues and the settings that differ from the defaults.';
 
+CREATE VIEW awa.dead_letters AS
+SELECT d.job_id, q.name AS queue, COALESCE(d.kind, q.name) AS kind, (d.lane_id % 256 / 64 + 1)::integer AS priority,
+       d.attempt::integer AS attempt, d.max_attempts::integer AS max_attempts, d.args, (d.rest).ordering_key AS ordering_key,
+       (d.rest).unique_key AS unique_key, (d.rest).tags AS tags, (d.rest).metadata AS metadata, (d.rest).errors AS errors,
+       (d.rest).enqueued_at AS enqueued_at, d.failed_at
+FROM awa_internal.dead_letters d JOIN awa_internal.queues q ON q.queue_id = d.lane_id >> 8;
+COMMENT ON VIEW awa.dead_letters IS
+'Jobs that failed for good (attempts used up, or failed as permanent), with the errors of their last ten attempts. They go after their queue''s failed_retention.';
+
 CREATE FUNCTION awa_internal.slot_counts () RETURNS TABLE (
     slot integer, generation bigint, state text, jobs bigint, open_jobs bigint, open_queue_id integer, open_of_queue bigint,
     other_queues bigint, running_since timestamptz, running_worker text, retained_until timestamptz, wanted_before bigint,

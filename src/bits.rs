@@ -34,6 +34,13 @@ impl Bits {
         self.0[usize::from(i) / 8] |= 1 << (i % 8);
     }
 
+    /// Sets all that `other` has.
+    pub fn add(&mut self, other: &Bits) {
+        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
+            *mine |= theirs;
+        }
+    }
+
     /// The bytes that a claim of `n` jobs stores.
     pub fn stored(&self, n: i64) -> &[u8] {
         &self.0[..(n as usize).div_ceil(8)]

@@ -6,15 +6,21 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod adopt;
 mod api;
+mod backoff;
 mod bits;
 mod body;
+mod carry;
 mod claim;
 mod close;
 mod counts;
+mod dead;
+mod defer;
 mod duty;
 mod enqueue;
 mod error;
+mod failure;
 mod grow;
 mod ids;
 mod inspect;
@@ -35,10 +41,12 @@ mod runs;
 mod session;
 mod settings;
 mod statement;
+mod statistics;
 mod stats;
 mod sums;
 mod upkeep;
 mod walk;
+mod worker;
 
 pgrx::pg_module_magic!(name, version);
 
@@ -51,5 +59,11 @@ pub extern "C-unwind" fn _PG_init() {
     pg::xact::install();
     if preloading {
         pg::shmem::install(settings::shared_lanes());
+        // pg_upgrade's server must not be written to.
+        if !pg::bgworker::is_binary_upgrade() {
+            pg::roster::install();
+            pg::databases::install();
+            pg::bgworker::register_launcher();
+        }
     }
 }

@@ -18,6 +18,7 @@ use crate::ring::{self, Events, SlotState, Tables};
 use crate::rotation::{self, Step, LOGS};
 use crate::settings;
 use crate::statement::number;
+use crate::statistics;
 use crate::sums::{Finished, Stored};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -154,7 +155,12 @@ impl Ring {
         if bytes_of(self.events.current)? >= settings::slot_bytes() {
             return Ok(true);
         }
-        Ok(self.current_gets_old_at()?.is_some_and(|at| at <= time::now()))
+        let Some(old_at) = self.current_gets_old_at()? else {
+            return Ok(false);
+        };
+        Ok(old_at <= time::now()
+            // Only a closed slot is frozen before autovacuum does so with a lock that nothing can end.
+            || !statistics::old_tables_of(&self.tables, self.events.current)?.is_empty())
     }
 }
 
@@ -171,12 +177,6 @@ pub fn step() -> Result<Progress> {
             None => due_after(&ring)?,
         },
     })
-}
-
-/// When the next step of the ring is due: microseconds since 2000, None while nothing is known to become due. A
-/// current slot that becomes large is not foreseen.
-pub fn next_due() -> Result<Option<i64>> {
-    due_after(&Ring::read()?)
 }
 
 /// Whether the step that was tried changed something; None where there is none to try.
@@ -242,6 +242,8 @@ fn did(slot: (u8, i64), step: Step) -> bool {
     done
 }
 
+/// When the next step is due: None while nothing is known to become due. A current slot that becomes large is
+/// not foreseen.
 fn due_after(ring: &Ring) -> Result<Option<i64>> {
     let now = time::now();
     let mut due: Vec<i64> = Vec::new();

@@ -16,8 +16,6 @@ not_built! {
     cancel, "awa.cancel()";
     cancel_by_key, "awa.cancel_by_key()";
     retry, "awa.retry()";
-    fail, "awa.fail()";
-    snooze, "awa.snooze()";
     heartbeat, "awa.heartbeat()";
     set_progress, "awa.set_progress()";
     park, "awa.park()";
@@ -46,8 +44,6 @@ sql_function! {
     awa_cancel, pg_finfo_awa_cancel => cancel;
     awa_cancel_by_key, pg_finfo_awa_cancel_by_key => cancel_by_key;
     awa_retry, pg_finfo_awa_retry => retry;
-    awa_fail, pg_finfo_awa_fail => fail;
-    awa_snooze, pg_finfo_awa_snooze => snooze;
     awa_heartbeat, pg_finfo_awa_heartbeat => heartbeat;
     awa_set_progress, pg_finfo_awa_set_progress => set_progress;
     awa_park, pg_finfo_awa_park => park;
