@@ -387,7 +387,8 @@ fn close_group(
                 lock::wait_for_xid(xid);
             }
             Ok(closed) => {
-                return append_closures(slot, g, claim, &closed, what, jobs, fates, lock);
+                append_closures(slot, g, claim, &closed, what, jobs, fates, lock)?;
+                return Ok(());
             }
         }
     }

@@ -107,7 +107,7 @@ thread_local! {
 
 /// Finds what is to be frozen; the worker does it after the step, since VACUUM can not run inside one.
 fn freeze() -> Result<Progress> {
-    TO_FREEZE.set(statistics::old_closed_tables()?);
+    TO_FREEZE.set(statistics::old_tables()?);
     // Tables grow old by what other databases do, too.
     Ok(Progress {
         next_due: Some(time::now() + 3600 * SECOND),
@@ -249,10 +249,10 @@ impl Record {
 /// WARNING; the other duties go on.
 pub fn run_all() -> Result<()> {
     command::commit_and_begin();
-    policy::forget_refusals();
     // A caller is a user that writes.
     ring::view_for_write()?;
     command::commit_and_begin();
+    policy::forget_refusals();
     for duty in DUTIES {
         let mut record = Record::default();
         for _ in 0..MOST_STEPS_OF_CALL {
