@@ -103,7 +103,7 @@ impl Error {
         }
     }
 
-    fn message(&self) -> String {
+    pub fn message(&self) -> String {
         match self {
             Error::Null(argument) => format!("{argument} must not be null"),
             Error::NullElement { argument, position } => {

@@ -155,7 +155,7 @@ pub fn read_events(ring: Oid) -> Events {
     Events::fold(rows)
 }
 
-fn relation(name: &str) -> Result<Oid> {
+pub fn relation(name: &str) -> Result<Oid> {
     table::find(SCHEMA, name).ok_or(Error::NotInstalled)
 }
 

@@ -18,8 +18,6 @@ not_built! {
     retry, "awa.retry()";
     fail, "awa.fail()";
     snooze, "awa.snooze()";
-    heartbeat, "awa.heartbeat()";
-    set_progress, "awa.set_progress()";
     park, "awa.park()";
     resume_parked, "awa.resume_parked()";
     fail_parked, "awa.fail_parked()";
@@ -32,7 +30,6 @@ not_built! {
     retry_where, "awa.retry_where()";
     move_jobs, "awa.move()";
     set_priority, "awa.set_priority()";
-    expire_leases, "awa.expire_leases()";
     schedule, "awa.schedule()";
     unschedule, "awa.unschedule()";
     grant_queue, "awa.grant_queue()";
@@ -48,8 +45,6 @@ sql_function! {
     awa_retry, pg_finfo_awa_retry => retry;
     awa_fail, pg_finfo_awa_fail => fail;
     awa_snooze, pg_finfo_awa_snooze => snooze;
-    awa_heartbeat, pg_finfo_awa_heartbeat => heartbeat;
-    awa_set_progress, pg_finfo_awa_set_progress => set_progress;
     awa_park, pg_finfo_awa_park => park;
     awa_resume_parked, pg_finfo_awa_resume_parked => resume_parked;
     awa_fail_parked, pg_finfo_awa_fail_parked => fail_parked;
@@ -62,7 +57,6 @@ sql_function! {
     awa_retry_where, pg_finfo_awa_retry_where => retry_where;
     awa_move, pg_finfo_awa_move => move_jobs;
     awa_set_priority, pg_finfo_awa_set_priority => set_priority;
-    awa_expire_leases, pg_finfo_awa_expire_leases => expire_leases;
     awa_schedule, pg_finfo_awa_schedule => schedule;
     awa_unschedule, pg_finfo_awa_unschedule => unschedule;
     awa_grant_queue, pg_finfo_awa_grant_queue => grant_queue;

@@ -23,6 +23,8 @@ pub enum Class {
     Queue = 86,
     /// Drawing a block of claim numbers.
     ClaimNumbers = 87,
+    /// The step that rescues attempts: one at a time, to the end of its transaction.
+    Rescue = 91,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -21,6 +21,7 @@ pub mod memory;
 pub mod owner;
 pub mod scan;
 pub mod shmem;
+pub mod subtransaction;
 pub mod table;
 pub mod time;
 pub mod warn;
