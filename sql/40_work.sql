@@ -80,7 +80,7 @@ CREATE FUNCTION awa.fail (
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_fail'
 VOLATILE PARALLEL UNSAFE ROWS 20;
 COMMENT ON FUNCTION awa.fail (bigint[], text, interval, boolean, jsonb[], boolean, jsonb) IS
-'Ends attempts as failed. 0A000 until built.';
+'Ends attempts as failed. A job with attempts left is retried after its queue''s backoff, or after retry_in; else, or with permanent, it ends as failed and is kept in awa.dead_letters. error (cut to 8 kB) and details (one jsonb per receipt) are kept with the job, the last 10. One row per receipt: state retryable with run_at, or failed, cancelled (somebody asked for it), stale, unknown. A receipt that was failed before comes back with changed = false. strict: a stale receipt raises 55000.';
 
 CREATE FUNCTION awa.snooze (
     receipts bigint[],
@@ -92,7 +92,7 @@ CREATE FUNCTION awa.snooze (
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_snooze'
 VOLATILE PARALLEL UNSAFE ROWS 20;
 COMMENT ON FUNCTION awa.snooze (bigint[], interval, jsonb) IS
-'Puts running jobs off by delay; the attempt does not count. 0A000 until built.';
+'Puts running jobs off by delay; the attempt does not count. One row per receipt: state scheduled with run_at.';
 
 CREATE FUNCTION awa.release (
     receipts bigint[],

@@ -30,15 +30,15 @@ impl Bits {
         byte.is_some_and(|b| b & (1 << (i % 8)) != 0)
     }
 
+    pub fn set(&mut self, i: u16) {
+        self.0[usize::from(i) / 8] |= 1 << (i % 8);
+    }
+
     /// Sets all that `other` has.
     pub fn add(&mut self, other: &Bits) {
         for (mine, theirs) in self.0.iter_mut().zip(other.0) {
             *mine |= theirs;
         }
-    }
-
-    pub fn set(&mut self, i: u16) {
-        self.0[usize::from(i) / 8] |= 1 << (i % 8);
     }
 
     /// The bytes that a claim of `n` jobs stores.

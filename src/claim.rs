@@ -3,6 +3,7 @@
 use crate::body::{Body, Reader};
 use crate::close;
 use crate::error::Result;
+use crate::failure;
 use crate::ids;
 use crate::lane::{self, LaneId, PRIORITIES};
 use crate::live::{self, Live};
@@ -464,7 +465,7 @@ fn result_row(t: &Taken, pick: &Pick, receipt: Receipt, body: &Body, now: i64) -
         body.rest_varlena(rest::METADATA).into(),
         body.rest_varlena(rest::CHECKPOINT).into(),
         Value::Null, // callback: parked jobs are not built yet
-        Value::Null, // last_error: retries are not built yet
+        failure::last(body.rest_varlena(rest::ERRORS)).into(),
         body.run_at(pick.enqueued_at).into(),
         body.enqueued_at(pick.enqueued_at).into(),
         t.claimed_at.into(),
@@ -514,6 +515,8 @@ mod tests {
             priority: 2,
             max_attempts: 25,
             lease: Interval::seconds(300),
+            backoff: crate::backoff::Backoff::default(),
+            dead_letters: true,
             aging,
             max_args_bytes: None,
         }

@@ -1,12 +1,17 @@
-//! The one closing path: complete, cancel_claimed and release end attempts here.
+//! The one closing path: complete, fail, snooze, release, cancel_claimed and the rescue of expired leases end
+//! attempts here.
 //!
-//! Receipts are grouped by claim. Under the claim's short closing lock its row and its closures are looked
-//! up with a dirty scan, and one closure row is appended for what this call ends. A closure of another
+//! Receipts are grouped by claim. Under the claim's short closing lock its closures are looked up with a dirty
+//! scan, and one closure row per outcome is appended for what this call ends. A closure of another
 //! transaction that is still open is waited for, after everything short was given back, and looked at
-//! again, since it may roll back.
+//! again, since it may roll back; maintenance skips such attempts instead.
+//!
+//! Where the outcome depends on the job (is another attempt left?), its row is read before the lock.
 
 use crate::bits::Bits;
 use crate::body::{Body, Head, Reader};
+use crate::dead;
+use crate::defer;
 use crate::error::{Error, Result};
 use crate::lane::LaneId;
 use crate::locate::Locator;
@@ -20,7 +25,7 @@ use crate::pg::inject::{self, Point};
 use crate::pg::lock::{self, Class, Mode, ShortLock};
 use crate::pg::scan::{Cond, Direction, Scan, Writer};
 use crate::pg::table::{Access, Table};
-use crate::pg::time;
+use crate::pg::time::{self, Interval};
 use crate::queue;
 use crate::receipt::{block_floor, Receipt, CLAIMS_PER_BLOCK};
 use crate::release;
@@ -29,36 +34,125 @@ use std::collections::hash_map::Entry as Slotted;
 use std::collections::HashMap;
 use std::rc::Rc;
 
+/// Who ends the attempts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    Complete,
+    Fail,
+    Snooze,
+    Release,
+    CancelClaimed,
+    /// The end of the lease.
+    Rescue,
+}
+
+impl Verb {
+    /// Whether the outcome depends on the job itself.
+    fn needs_job(self) -> bool {
+        matches!(self, Verb::Fail | Verb::Rescue)
+    }
+
+    /// Whether an attempt that ended so was ended by this verb, so that repeating it is no error. A cancelled
+    /// job's report is accepted again whatever the worker reports.
+    fn made(self, outcome: Outcome) -> bool {
+        match outcome {
+            Outcome::Completed => self == Verb::Complete,
+            Outcome::Cancelled => self == Verb::CancelClaimed,
+            Outcome::CancelledOnRequest => self != Verb::Rescue,
+            Outcome::Failed | Outcome::Retried => self == Verb::Fail,
+            Outcome::LeaseFailed | Outcome::Rescued => self == Verb::Rescue,
+            Outcome::Released => self == Verb::Release,
+            Outcome::Snoozed => self == Verb::Snooze,
+            Outcome::Stale | Outcome::CancelRequested => false,
+        }
+    }
+}
+
 /// What a finishing verb does.
 pub struct Finish {
-    pub outcome: Outcome,
+    pub verb: Verb,
+    /// Of a failure its message, of a cancellation its reason.
     pub reason: Option<Varlena>,
+    /// Of failures, by input position.
+    pub details: Vec<Option<Varlena>>,
     /// A stale receipt is an error.
     pub strict: bool,
+    /// Instead of the queue's backoff.
+    pub retry_in: Option<Interval>,
+    /// No further attempt.
+    pub permanent: bool,
+    /// How long snoozed jobs are put off.
+    pub delay: Interval,
+    /// Whether an attempt that another open transaction is ending is waited for, or skipped.
+    pub wait: bool,
+}
+
+impl Finish {
+    pub fn by(verb: Verb) -> Finish {
+        Finish {
+            verb,
+            reason: None,
+            details: Vec::new(),
+            strict: false,
+            retry_in: None,
+            permanent: false,
+            delay: Interval::default(),
+            wait: true,
+        }
+    }
+
+    /// How the attempt ends, if nobody asked to cancel it.
+    fn outcome(&self, job: Option<&Job>) -> Outcome {
+        let last = job.is_none_or(|j| j.body.as_ref().is_none_or(|b| j.head.attempt >= b.max_attempts));
+        match self.verb {
+            Verb::Complete => Outcome::Completed,
+            Verb::Snooze => Outcome::Snoozed,
+            Verb::Release => Outcome::Released,
+            Verb::CancelClaimed => Outcome::Cancelled,
+            // Without its row a job can not go anywhere: it ends here.
+            Verb::Fail if self.permanent || last => Outcome::Failed,
+            Verb::Fail => Outcome::Retried,
+            Verb::Rescue if last => Outcome::LeaseFailed,
+            Verb::Rescue => Outcome::Rescued,
+        }
+    }
 }
 
 /// What became of one receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+pub enum Fate {
     /// Ended by this call.
-    Ended,
+    Ended(Outcome),
     /// Had been ended so before: a finish repeated after a lost connection.
-    Repeated,
+    Repeated(Outcome),
     /// Not held any more.
     Stale,
     /// No such claim, or not one that this session can know of.
     Unknown,
+    /// Another open transaction is ending it, and it was not waited for.
+    Skipped,
+}
+
+impl Fate {
+    pub fn ended(self) -> Option<Outcome> {
+        match self {
+            Fate::Ended(outcome) => Some(outcome),
+            _ => None,
+        }
+    }
 }
 
 /// Block numbers that a clock running ahead may have drawn beyond ours.
 const CLOCK_TOLERANCE: i64 = 1 << 24;
 
 /// The claim behind a group of receipts.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Claim {
     lane: LaneId,
     first_seq: i64,
     n: i64,
+    /// Only read where a failure is noted with it.
+    worker: Option<String>,
 }
 
 /// The tables of one slot, as closing needs them.
@@ -96,6 +190,14 @@ struct Group {
     members: Vec<(usize, u16)>,
 }
 
+impl Group {
+    fn all(&self, fates: &mut [Fate], fate: Fate) {
+        for (i, _) in &self.members {
+            fates[*i] = fate;
+        }
+    }
+}
+
 fn group(receipts: &[Option<i64>]) -> Vec<Group> {
     let mut decoded: Vec<(Receipt, usize)> = receipts
         .iter()
@@ -121,6 +223,10 @@ fn group(receipts: &[Option<i64>]) -> Vec<Group> {
 /// What the closures of a claim say, by outcome.
 struct Closed {
     by: Vec<(Outcome, Bits)>,
+    /// Closed by transactions that are still open.
+    in_progress: Bits,
+    /// Asked to be cancelled.
+    cancel: Bits,
 }
 
 impl Closed {
@@ -130,54 +236,110 @@ impl Closed {
 }
 
 /// Ends attempts and appends one row per receipt to `out`, in input order.
-pub fn finish(receipts: &[Option<i64>], what: &Finish, out: Option<&mut ResultSet>) -> Result<()> {
+pub fn finish(receipts: &[Option<i64>], what: &Finish, out: Option<&mut ResultSet>) -> Result<Vec<Fate>> {
     let view = ring::view_for_write()?;
     let mut fates = vec![Fate::Unknown; receipts.len()];
-    let mut claims_of: HashMap<(i64, u8), Claim> = HashMap::new();
     let mut open: HashMap<u8, CloseSlot> = HashMap::new();
     let groups = group(receipts);
+    let mut known: Vec<(&Group, Claim)> = Vec::new();
     for g in &groups {
         let Some(slot) = view.slot(g.slot) else {
-            for (i, _) in &g.members {
-                fates[*i] = missing(g.claim_no);
-            }
+            g.all(&mut fates, missing(g.claim_no));
             continue;
         };
         let tables = match open.entry(g.slot) {
-            Slotted::Occupied(known) => known.into_mut(),
+            Slotted::Occupied(open) => open.into_mut(),
             Slotted::Vacant(new) => new.insert(CloseSlot::open(slot)?),
         };
-        if let Some(claim) = close_group(tables, g, what, &mut fates)? {
-            claims_of.insert((g.claim_no, g.slot), claim);
+        // A claim's row never changes, so it is looked up before the lock.
+        match find_claim(tables, g.claim_no, what.verb.needs_job()) {
+            Found::Claim(claim) => known.push((g, claim)),
+            Found::OfOthers => {}
+            Found::Nothing => g.all(&mut fates, missing(g.claim_no)),
         }
+    }
+    let mut jobs: Vec<Option<Job>> = Vec::new();
+    if what.verb.needs_job() {
+        jobs = read_jobs(&view, &known, receipts.len(), true)?;
+    }
+    for (g, claim) in &known {
+        close_group(&open[&g.slot], g, claim, what, &jobs, &mut fates)?;
     }
     if what.strict {
         refuse_stale(receipts, &fates)?;
     }
     drop(open);
-    if out.is_none() && what.outcome != Outcome::Released {
+    let moved = fates.iter().any(|f| f.ended().is_some_and(Outcome::moves_on));
+    if out.is_none() && !moved && jobs.is_empty() {
         command::next_command();
-        return Ok(()); // nobody asks what the jobs were
+        return Ok(fates); // nobody asks what the jobs were
     }
-    let moves_on = what.outcome == Outcome::Released;
-    let jobs = read_jobs(&view, &groups, &claims_of, receipts.len(), moves_on)?;
-    if moves_on {
-        let ended = jobs.iter().zip(&fates).filter(|(_, fate)| **fate == Fate::Ended);
-        release::put_back(ended.map(|(job, _)| job.as_ref()))?;
+    if jobs.is_empty() {
+        jobs = read_jobs(&view, &known, receipts.len(), moved)?;
     }
+    let run_at = move_on(&view, what, &fates, &jobs)?;
     if let Some(out) = out {
         for (i, receipt) in receipts.iter().enumerate() {
             out.push(&result_row(
                 &view,
                 *receipt,
                 fates[i],
-                what.outcome,
                 jobs[i].as_ref(),
+                run_at[i],
             )?);
         }
     }
     command::next_command();
-    Ok(())
+    Ok(fates)
+}
+
+/// Takes jobs that live on, or are kept as dead letters, to where they go; returns when each is due.
+fn move_on(view: &Rc<View>, what: &Finish, fates: &[Fate], jobs: &[Option<Job>]) -> Result<Vec<Option<i64>>> {
+    let mut due = vec![None; fates.len()];
+    let now = time::now();
+    let mut released = Vec::new();
+    let mut put_off = Vec::new();
+    let mut dead = Vec::new();
+    let mut seen = std::collections::HashSet::new();
+    for (i, fate) in fates.iter().enumerate() {
+        let Some(outcome) = fate.ended() else { continue };
+        let job = jobs[i].as_ref();
+        let first = job.is_none_or(|j| seen.insert(j.head.entry_id)); // else the receipt twice in one call
+        match outcome {
+            Outcome::Released => {
+                due[i] = Some(now);
+                if first {
+                    released.push(job);
+                }
+            }
+            Outcome::Snoozed | Outcome::Retried | Outcome::Rescued => {
+                let (job, body) = whole(job)?;
+                let queue = queue::find_by_id(view, job.lane.queue_id())?;
+                let put = defer::between_attempts(view, what, outcome, i, job, body, queue.as_deref(), now);
+                due[i] = Some(put.run_at);
+                if first {
+                    put_off.push(put);
+                }
+            }
+            Outcome::Failed | Outcome::LeaseFailed => {
+                if let Some(job) = job.filter(|j| first && j.body.is_some()) {
+                    dead.push((i, outcome, job));
+                }
+            }
+            _ => {}
+        }
+    }
+    release::put_back(released.into_iter())?;
+    defer::put(view, &put_off)?;
+    dead::keep(view, what, &dead, now)?;
+    Ok(due)
+}
+
+/// The job with its body, where it has to be taken along.
+pub fn whole(job: Option<&Job>) -> Result<(&Job, &Body)> {
+    // Closed without it, it would be gone; the error undoes that.
+    job.and_then(|j| Some((j, j.body.as_ref()?)))
+        .ok_or_else(|| Error::Layout("the row of a job that lives on is lost".to_string()))
 }
 
 fn refuse_stale(receipts: &[Option<i64>], fates: &[Fate]) -> Result<()> {
@@ -206,58 +368,68 @@ fn missing(claim_no: i64) -> Fate {
     }
 }
 
-fn close_group(slot: &CloseSlot, g: &Group, what: &Finish, fates: &mut [Fate]) -> Result<Option<Claim>> {
+fn close_group(
+    slot: &CloseSlot,
+    g: &Group,
+    claim: &Claim,
+    what: &Finish,
+    jobs: &[Option<Job>],
+    fates: &mut [Fate],
+) -> Result<()> {
     loop {
         inject::reach(Point::CloseBeforeLock);
         let lock = ShortLock::acquire(Class::Close, g.claim_no as u64, Mode::Exclusive);
-        let Some(found) = find_claim(slot, g.claim_no) else {
-            for (i, _) in &g.members {
-                fates[*i] = missing(g.claim_no);
-            }
-            return Ok(None);
-        };
-        let Some(claim) = found else {
-            for (i, _) in &g.members {
-                fates[*i] = Fate::Unknown;
-            }
-            return Ok(None);
-        };
         inject::reach(Point::CloseLocked);
-        match read_closures(slot, g, &claim) {
+        match read_closures(slot, g, claim, what.wait) {
             Err(xid) => {
                 drop(lock);
                 lock::wait_for_xid(xid);
             }
             Ok(closed) => {
-                append_closures(slot, g, &claim, &closed, what, fates, lock);
-                return Ok(Some(claim));
+                append_closures(slot, g, claim, &closed, what, jobs, fates, lock);
+                return Ok(());
             }
         }
     }
 }
 
-/// The claim of a number: None where there is none, Some(None) where it belongs to another transaction
-/// that has not committed.
-fn find_claim(slot: &CloseSlot, claim_no: i64) -> Option<Option<Claim>> {
+/// What the claims say of a number.
+enum Found {
+    Claim(Claim),
+    /// It belongs to another transaction that has not committed.
+    OfOthers,
+    Nothing,
+}
+
+fn find_claim(slot: &CloseSlot, claim_no: i64, with_worker: bool) -> Found {
     let mut scan = Scan::dirty(&slot.claims, &slot.claims_index, 1);
     scan.seek(&[Cond::Eq(claim_no)]);
     if !scan.next(Direction::Forward) {
-        return None;
+        return Found::Nothing;
     }
     if matches!(scan.writer(), Writer::Running(_)) {
-        return Some(None);
+        return Found::OfOthers;
     }
-    Some(Some(Claim {
+    Found::Claim(Claim {
         lane: LaneId(scan.i64(claims::LANE_ID)),
         first_seq: scan.i64(claims::FIRST_SEQ),
         n: i64::from(scan.i16(claims::N)),
-    }))
+        worker: if with_worker {
+            scan.text(claims::WORKER)
+        } else {
+            None
+        },
+    })
 }
 
 /// What is closed of a claim, or the transaction to wait for: one that is open and closes what this call
-/// wants to close.
-fn read_closures(slot: &CloseSlot, g: &Group, claim: &Claim) -> std::result::Result<Closed, u32> {
-    let mut closed = Closed { by: Vec::new() };
+/// wants to close (or asks to cancel it).
+fn read_closures(slot: &CloseSlot, g: &Group, claim: &Claim, wait: bool) -> std::result::Result<Closed, u32> {
+    let mut closed = Closed {
+        by: Vec::new(),
+        in_progress: Bits::none(),
+        cancel: Bits::none(),
+    };
     let mut scan = Scan::dirty(&slot.closures, &slot.closure_index, 1);
     scan.seek(&[Cond::Eq(g.claim_no)]);
     while scan.next(Direction::Forward) {
@@ -270,45 +442,66 @@ fn read_closures(slot: &CloseSlot, g: &Group, claim: &Claim) -> std::result::Res
         }
         let bits = Bits::of(scan.bytes(closures::WHICH).as_deref());
         if let Writer::Running(xid) = writer {
-            let wanted = g
+            let mut wanted = g
                 .members
                 .iter()
-                .any(|(_, k)| i64::from(*k) < claim.n && bits.has(*k));
-            if wanted {
+                .filter(|(_, k)| i64::from(*k) < claim.n && bits.has(*k));
+            if wait && wanted.next().is_some() {
                 return Err(xid);
             }
+            closed.in_progress.add(&bits);
+        } else if outcome == Outcome::CancelRequested {
+            closed.cancel.add(&bits);
+        } else {
+            closed.by.push((outcome, bits));
         }
-        closed.by.push((outcome, bits));
     }
     Ok(closed)
 }
 
+#[allow(clippy::too_many_arguments)] // the lock goes in and is given back half-way
 fn append_closures(
     slot: &CloseSlot,
     g: &Group,
     claim: &Claim,
     closed: &Closed,
     what: &Finish,
+    jobs: &[Option<Job>],
     fates: &mut [Fate],
     lock: ShortLock,
 ) {
-    let mut mine = Bits::none();
+    let mut mine: Vec<(Outcome, Bits, i64)> = Vec::new();
     let mut late = Bits::none();
-    let mut fresh = 0i64;
     let mut stale = 0i64;
     for (i, k) in &g.members {
+        let twice = mine.iter().find(|(_, bits, _)| bits.has(*k)).map(|(o, _, _)| *o);
         fates[*i] = if i64::from(*k) >= claim.n {
             Fate::Unknown
-        } else if mine.has(*k) {
-            Fate::Ended // the receipt twice in one call
+        } else if let Some(outcome) = twice {
+            Fate::Ended(outcome) // the receipt twice in one call
         } else {
             match closed.outcome_of(*k) {
+                None if closed.in_progress.has(*k) => Fate::Skipped,
                 None => {
-                    mine.set(*k);
-                    fresh += 1;
-                    Fate::Ended
+                    let outcome = if closed.cancel.has(*k) && what.verb != Verb::CancelClaimed {
+                        Outcome::CancelledOnRequest
+                    } else {
+                        what.outcome(jobs.get(*i).and_then(Option::as_ref))
+                    };
+                    match mine.iter_mut().find(|(o, _, _)| *o == outcome) {
+                        Some((_, bits, n)) => {
+                            bits.set(*k);
+                            *n += 1;
+                        }
+                        None => {
+                            let mut bits = Bits::none();
+                            bits.set(*k);
+                            mine.push((outcome, bits, 1));
+                        }
+                    }
+                    Fate::Ended(outcome)
                 }
-                Some(o) if o == what.outcome => Fate::Repeated,
+                Some(o) if what.verb.made(o) => Fate::Repeated(o),
                 Some(_) => {
                     // Each once, however often the call names it.
                     stale += i64::from(!late.has(*k));
@@ -318,18 +511,15 @@ fn append_closures(
             }
         };
     }
+    if what.verb == Verb::Rescue {
+        stale = 0; // nobody's report came late: the rescue did
+    }
     let mut rows = Vec::new();
-    if fresh > 0 {
-        let whole = fresh == claim.n && closed.by.is_empty();
-        let which = (!whole).then(|| datum::bytea(mine.stored(claim.n)));
-        rows.push(closure_row(
-            slot,
-            g.claim_no,
-            fresh,
-            what.outcome,
-            which,
-            what.reason,
-        ));
+    for (outcome, bits, n) in &mine {
+        let whole = *n == claim.n && closed.by.is_empty();
+        let which = (!whole).then(|| datum::bytea(bits.stored(claim.n)));
+        let reason = what.reason.filter(|_| *outcome != Outcome::CancelledOnRequest);
+        rows.push(closure_row(slot, g.claim_no, *n, *outcome, which, reason));
     }
     if stale > 0 {
         rows.push(closure_row(slot, g.claim_no, stale, Outcome::Stale, None, None));
@@ -367,6 +557,9 @@ fn closure_row(
 /// A job behind a receipt.
 pub struct Job {
     pub lane: LaneId,
+    pub receipt: Receipt,
+    /// Who held it, where that is noted with a failure.
+    pub worker: Option<String>,
     pub head: Head,
     /// All that it brings along, where it moves on.
     pub body: Option<Body>,
@@ -374,29 +567,23 @@ pub struct Job {
 }
 
 /// Reads the jobs behind the receipts of known claims, by input position.
-fn read_jobs(
-    view: &View,
-    groups: &[Group],
-    claims_of: &HashMap<(i64, u8), Claim>,
-    n: usize,
-    whole: bool,
-) -> Result<Vec<Option<Job>>> {
+fn read_jobs(view: &View, known: &[(&Group, Claim)], n: usize, whole: bool) -> Result<Vec<Option<Job>>> {
     let mut jobs: Vec<Option<Job>> = (0..n).map(|_| None).collect();
     let mut reader = Reader::new();
     let mut locators: HashMap<u8, Locator> = HashMap::new();
-    for g in groups {
-        let (Some(claim), Some(slot)) = (claims_of.get(&(g.claim_no, g.slot)), view.slot(g.slot)) else {
+    for (g, claim) in known {
+        let Some(slot) = view.slot(g.slot) else {
             continue;
         };
         let locator = match locators.entry(g.slot) {
             Slotted::Occupied(known) => known.into_mut(),
             Slotted::Vacant(new) => new.insert(Locator::open(slot)?),
         };
-        for (i, k) in &g.members {
-            if i64::from(*k) >= claim.n {
+        for (i, index) in &g.members {
+            if i64::from(*index) >= claim.n {
                 continue;
             }
-            let seq = claim.first_seq + i64::from(*k);
+            let seq = claim.first_seq + i64::from(*index);
             let Some(at) = locator.find(claim.lane, seq, claim.first_seq + claim.n - 1) else {
                 continue;
             };
@@ -409,6 +596,12 @@ fn read_jobs(
             };
             jobs[*i] = head.map(|head| Job {
                 lane: claim.lane,
+                receipt: Receipt {
+                    claim_no: g.claim_no,
+                    slot: g.slot,
+                    index: *index,
+                },
+                worker: claim.worker.clone(),
                 head,
                 body,
                 segment_at: at.enqueued_at,
@@ -422,22 +615,19 @@ fn result_row(
     view: &View,
     receipt: Option<i64>,
     fate: Fate,
-    outcome: Outcome,
     job: Option<&Job>,
+    run_at: Option<i64>,
 ) -> Result<[Value; 8]> {
     let state = match fate {
-        Fate::Ended | Fate::Repeated => outcome.state(),
-        Fate::Stale => "stale",
+        Fate::Ended(outcome) | Fate::Repeated(outcome) => outcome.state(),
+        Fate::Stale | Fate::Skipped => "stale",
         Fate::Unknown => "unknown",
     };
     let mut row = [Value::Null; 8];
-    row[0] = if fate == Fate::Unknown && receipt.is_none() {
-        Value::Null
-    } else {
-        receipt.into()
-    };
+    row[0] = receipt.into();
     row[5] = state.into();
-    row[7] = (fate == Fate::Ended).into();
+    row[6] = run_at.into();
+    row[7] = fate.ended().is_some().into();
     let Some(job) = job.filter(|_| fate != Fate::Unknown) else {
         return Ok(row);
     };
@@ -447,9 +637,6 @@ fn result_row(
     row[2] = queue_name.into();
     row[3] = job.head.kind.map_or_else(|| queue_name.into(), Value::from);
     row[4] = i32::from(job.head.attempt).into();
-    if fate == Fate::Ended && outcome == Outcome::Released {
-        row[6] = time::now().into();
-    }
     Ok(row)
 }
 
@@ -468,11 +655,12 @@ pub fn close_lost(lost: &[Receipt]) -> Result<()> {
     );
     let receipts: Vec<Option<i64>> = lost.iter().map(|r| Some(r.encode())).collect();
     let what = Finish {
-        outcome: Outcome::Failed,
         reason: Some(datum::text("row lost")),
-        strict: false,
+        permanent: true,
+        ..Finish::by(Verb::Fail)
     };
-    finish(&receipts, &what, None)
+    finish(&receipts, &what, None)?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -55,10 +55,6 @@ pub struct Endings {
 }
 
 impl Endings {
-    pub fn is_open(&self, index: u16) -> bool {
-        !self.ended.has(index) && !self.ending.has(index)
-    }
-
     pub fn is_whole(&self, claim: &Claim) -> bool {
         (0..claim.n).all(|i| self.ended.has(i))
     }

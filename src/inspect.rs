@@ -7,10 +7,15 @@
 
 use crate::bits::Bits;
 use crate::body::{Body, Reader};
-use crate::error::Result;
+use crate::dead;
+use crate::defer::{self, Waits};
+use crate::error::{Error, Result};
+use crate::failure::{self, Failure};
 use crate::lane::LaneId;
 use crate::logs::{claims, closures, ready, rest, segments, Outcome, BY_LANE_AND_SEQ};
-use crate::pg::datum::{self, Value, Varlena};
+use crate::pg::command;
+use crate::pg::composite::Record;
+use crate::pg::datum::{Value, Varlena};
 use crate::pg::fmgr::ResultSet;
 use crate::pg::heap;
 use crate::pg::index;
@@ -21,11 +26,12 @@ use crate::pg::table::{Access, Table};
 use crate::queue;
 use crate::receipt::MAX_PER_CLAIM;
 use crate::ring::{self, Slot, View};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 /// Columns of `awa.jobs`.
 const COLUMNS: usize = 21;
+const ERRORS_COLUMN: usize = 14;
 
 /// Where an entry stands: its place in the lane and its segment.
 struct Entry {
@@ -35,6 +41,13 @@ struct Entry {
     offset: usize,
     enqueued_at: i64,
     runs: Rc<Vec<u8>>,
+}
+
+impl Entry {
+    /// Which of two entries of a job is the newer one.
+    fn age(&self) -> (i64, i64) {
+        (self.enqueued_at, self.entry_id)
+    }
 }
 
 /// A claim that covers a seq.
@@ -57,35 +70,171 @@ struct Ending {
     reason: Option<String>,
 }
 
-/// Appends the job of an id, if it is in a live slot.
+/// Appends the job of an id, wherever it is.
 pub fn job(id: i64, out: &mut ResultSet) -> Result<()> {
-    let view = ring::view()?;
-    let latest = Latest::take_active();
+    // A slot that was opened behind the view may hold the job by the time of the snapshot.
+    for _ in 0..MOST_LOOKS {
+        let view = ring::view()?;
+        let latest = Latest::take_active();
+        let found = look_for(&view, &latest, id)?;
+        let current = ring::is_current(&view) || command::in_recovery();
+        if found.is_some() || current {
+            if let Some(row) = found {
+                out.push(&row);
+            }
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// How often a job that is not found is looked for while the ring changes.
+const MOST_LOOKS: usize = 5;
+
+fn look_for(view: &View, latest: &Latest, id: i64) -> Result<Option<[Value; COLUMNS]>> {
+    if let Some(row) = deferred_row(view, latest, id)? {
+        return Ok(Some(row));
+    }
     let mut reader = Reader::new();
+    let mut newest: Option<((i64, i64), [Value; COLUMNS], bool)> = None;
     for slot in &view.slots {
-        let mut entries = moved_entries(slot, &latest, id)?;
+        let mut entries = moved_entries(slot, latest, id)?;
         entries.push(id);
         for entry_id in entries {
-            let Some(entry) = find_entry(slot, &latest, entry_id)? else {
+            let Some(entry) = find_entry(slot, latest, entry_id)? else {
                 continue;
             };
             let body = reader.read(slot, &entry.runs, entry.offset, entry_id);
             let Some(body) = body.filter(|b| b.head.job_id == id) else {
                 continue;
             };
-            let claim = find_claim(slot, &latest, entry.lane, entry.seq)?;
+            let claim = find_claim(slot, latest, entry.lane, entry.seq)?;
             let ending = match &claim {
-                Some(c) => find_ending(slot, &latest, c, entry.seq)?,
+                Some(c) => find_ending(slot, latest, c, entry.seq)?,
                 None => None,
             };
             if ending.as_ref().is_some_and(|e| e.outcome.moves_on()) {
-                continue; // it lives on in another entry
+                continue; // it lives on elsewhere
             }
-            out.push(&row(&view, &entry, &body, claim.as_ref(), ending.as_ref())?);
-            return Ok(());
+            // A job that was brought back after it had ended is what its newest entry says.
+            if newest.as_ref().is_none_or(|(age, _, _)| *age < entry.age()) {
+                let row = row(view, &entry, &body, claim.as_ref(), ending.as_ref())?;
+                let failed = ending.is_some_and(|e| e.outcome.state() == "failed");
+                newest = Some((entry.age(), row, failed));
+            }
         }
     }
-    Ok(())
+    let Some((_, mut row, failed)) = newest else {
+        return dead_row(view, latest, id);
+    };
+    if failed {
+        // Its letter has the whole of the last error.
+        if let Some(letter) = dead_row(view, latest, id)? {
+            row[ERRORS_COLUMN] = letter[ERRORS_COLUMN];
+        }
+    }
+    Ok(Some(row))
+}
+
+fn deferred_row(view: &View, latest: &Latest, id: i64) -> Result<Option<[Value; COLUMNS]>> {
+    let table = Rc::new(Table::open(defer::deferred_table()?, Access::Read));
+    let index = index::lookup(&table, &[1])?;
+    let mut scan = Scan::latest(&table, &index, 1, latest);
+    scan.seek(&[Cond::Eq(id)]);
+    if !scan.next(Direction::Forward) {
+        return Ok(None);
+    }
+    Resting {
+        job_id: id,
+        at: scan.i64(2),
+        lane: LaneId(scan.i64(3)),
+        attempt: scan.i16(4),
+        max_attempts: scan.i16(5),
+        state: deferred_state(scan.char(6)),
+        kind: scan.varlena(7),
+        args: scan.varlena(8),
+        rest: scan.varlena(9),
+    }
+    .row(view)
+    .map(Some)
+}
+
+fn deferred_state(code: u8) -> &'static str {
+    match Waits::of(code) {
+        Waits::Scheduled => "scheduled",
+        Waits::Retryable => "retryable",
+    }
+}
+
+fn dead_row(view: &View, latest: &Latest, id: i64) -> Result<Option<[Value; COLUMNS]>> {
+    let table = Rc::new(Table::open(dead::dead_letters_table()?, Access::Read));
+    let index = index::lookup(&table, &[1])?;
+    let mut scan = Scan::latest(&table, &index, 1, latest);
+    scan.seek(&[Cond::Eq(id)]);
+    if !scan.next(Direction::Forward) {
+        return Ok(None);
+    }
+    Resting {
+        job_id: id,
+        at: scan.i64(2),
+        lane: LaneId(scan.i64(3)),
+        attempt: scan.i16(4),
+        max_attempts: scan.i16(5),
+        state: "failed",
+        kind: scan.varlena(6),
+        args: scan.varlena(7),
+        rest: scan.varlena(8),
+    }
+    .row(view)
+    .map(Some)
+}
+
+/// A job outside of the logs: deferred, or a dead letter.
+struct Resting {
+    job_id: i64,
+    /// When it runs, or when it failed.
+    at: i64,
+    lane: LaneId,
+    attempt: i16,
+    max_attempts: i16,
+    state: &'static str,
+    kind: Option<Varlena>,
+    args: Option<Varlena>,
+    rest: Option<Varlena>,
+}
+
+impl Resting {
+    fn row(self, view: &View) -> Result<[Value; COLUMNS]> {
+        let queue = queue::find_by_id(view, self.lane.queue_id())?;
+        let name = queue.as_ref().map(|q| q.name.as_str());
+        let rest = self.rest.map(|v| Record::read(v.flattened()));
+        let part = |i: usize| rest.as_ref().and_then(|r| r.varlena(i));
+        let failed = self.state == "failed";
+        Ok([
+            self.job_id.into(),
+            name.into(),
+            self.kind
+                .map_or_else(|| name.into(), |k| Value::from(k.flattened())),
+            self.state.into(),
+            i32::from(self.lane.priority()).into(),
+            i32::from(self.attempt).into(),
+            i32::from(self.max_attempts).into(),
+            self.args.map(Varlena::flattened).into(),
+            part(rest::ORDERING_KEY).into(),
+            part(rest::UNIQUE_KEY).into(),
+            part(rest::TAGS).into(),
+            part(rest::METADATA).into(),
+            Value::Null, // progress
+            Value::Null, // output
+            part(rest::ERRORS).into(),
+            (!failed).then_some(self.at).into(),
+            rest.as_ref().and_then(|r| r.i64(rest::ENQUEUED_AT)).into(),
+            Value::Null, // claimed_at
+            Value::Null, // lease_until
+            failed.then_some(self.at).into(),
+            Value::Null, // worker
+        ])
+    }
 }
 
 fn find_entry(slot: &Slot, latest: &Latest, entry_id: i64) -> Result<Option<Entry>> {
@@ -211,25 +360,30 @@ fn errors_of(body: &Body, claim: Option<&Claim>, ending: Option<&Ending>) -> Opt
     let Some((ending, reason)) = ending.and_then(|e| e.reason.as_ref().map(|r| (e, r))) else {
         return stored;
     };
-    let mut all: Vec<serde_json::Value> = stored
-        .and_then(|j| serde_json::from_str(&datum::jsonb_to_text(j)).ok())
-        .unwrap_or_default();
-    all.push(serde_json::json!({
-        "at": crate::pg::time::to_iso(ending.at),
-        "attempt": body.head.attempt,
-        "message": reason,
-        "worker": claim.and_then(|c| c.worker.clone()),
-        "outcome": ending.outcome.state(),
-    }));
-    Some(datum::jsonb_from_text(&serde_json::Value::from(all).to_string()))
+    Some(failure::added(
+        stored,
+        &Failure {
+            at: ending.at,
+            attempt: body.head.attempt,
+            message: Some(reason),
+            detail: None,
+            worker: claim.and_then(|c| c.worker.as_deref()),
+            outcome: ending.outcome.state(),
+        },
+    ))
 }
 
-/// Appends all jobs of the live slots: a scan of everything, for looking around and not for polling.
+/// Appends all jobs: a scan of everything, for looking around and not for polling.
 pub fn jobs(out: &mut ResultSet) -> Result<()> {
     let view = ring::view()?;
     let latest = Latest::take_active();
     let mut reader = Reader::new();
     let mut scratch = Scratch::new();
+    let mut shown = Shown {
+        elsewhere: all_deferred(&view, &latest, out)?,
+        newest: newest_entries(&view, &latest)?,
+        failed: HashSet::new(),
+    };
     for slot in &view.slots {
         let endings = all_endings(slot, &latest);
         let claims = all_claims(slot, &latest);
@@ -250,7 +404,7 @@ pub fn jobs(out: &mut ResultSet) -> Result<()> {
                 }
                 scratch.run(|| -> Result<()> {
                     let body = reader.read(slot, &entry.runs, entry.offset, entry.entry_id);
-                    if let Some(body) = body {
+                    if let Some(body) = body.filter(|b| shown.wants(&entry, b, ending)) {
                         out.push(&row(&view, &entry, &body, claim, ending)?);
                     }
                     Ok(())
@@ -258,7 +412,103 @@ pub fn jobs(out: &mut ResultSet) -> Result<()> {
             }
         }
     }
-    Ok(())
+    all_dead(&view, &latest, &shown.failed, out)
+}
+
+/// Which of a job's appearances is shown: a job that was brought back after it had ended has an old entry too.
+struct Shown {
+    elsewhere: HashSet<i64>,
+    newest: HashMap<i64, (i64, i64)>,
+    failed: HashSet<i64>,
+}
+
+impl Shown {
+    fn wants(&mut self, entry: &Entry, body: &Body, ending: Option<&Ending>) -> bool {
+        let id = body.head.job_id;
+        let superseded =
+            self.elsewhere.contains(&id) || self.newest.get(&id).is_some_and(|newest| *newest > entry.age());
+        if !superseded && ending.is_some_and(|e| e.outcome.state() == "failed") {
+            self.failed.insert(id);
+        }
+        !superseded
+    }
+}
+
+/// The newest entry of each job that has moved on before and is in a lane now.
+fn newest_entries(view: &View, latest: &Latest) -> Result<HashMap<i64, (i64, i64)>> {
+    let mut newest: HashMap<i64, (i64, i64)> = HashMap::new();
+    for slot in &view.slots {
+        let table = Rc::new(Table::open(slot.ready, Access::Read));
+        let index = index::scannable(&table, &ready::BY_JOB)?;
+        let mut scan = Scan::latest(&table, &index, 1, latest);
+        scan.seek(&[Cond::AtMost(i64::MAX)]);
+        while scan.next(Direction::Forward) {
+            let entry_id = scan.i64(ready::ENTRY_ID as i16);
+            let job_id = scan.i64(ready::JOB_ID as i16);
+            if let Some(entry) = find_entry(slot, latest, entry_id)? {
+                let age = newest.entry(job_id).or_insert(entry.age());
+                *age = entry.age().max(*age);
+            }
+        }
+    }
+    Ok(newest)
+}
+
+/// Appends all deferred jobs and returns their ids.
+fn all_deferred(view: &View, latest: &Latest, out: &mut ResultSet) -> Result<HashSet<i64>> {
+    let table = Table::open(defer::deferred_table()?, Access::Read);
+    let mut ids = HashSet::new();
+    let mut failed = None;
+    heap::scan(&table, latest, |r| {
+        let id = r.i64(1).unwrap_or(0);
+        ids.insert(id);
+        let resting = Resting {
+            job_id: id,
+            at: r.i64(2).unwrap_or(0),
+            lane: LaneId(r.i64(3).unwrap_or(0)),
+            attempt: r.i16(4).unwrap_or(0),
+            max_attempts: r.i16(5).unwrap_or(0),
+            state: deferred_state(r.char(6).unwrap_or(0)),
+            kind: r.varlena(7),
+            args: r.varlena(8),
+            rest: r.varlena(9),
+        };
+        push_resting(resting, view, out, &mut failed)
+    });
+    failed.map_or(Ok(ids), Err)
+}
+
+/// Appends the dead letters that were not shown as failed already.
+fn all_dead(view: &View, latest: &Latest, shown: &HashSet<i64>, out: &mut ResultSet) -> Result<()> {
+    let table = Table::open(dead::dead_letters_table()?, Access::Read);
+    let mut failed = None;
+    heap::scan(&table, latest, |r| {
+        let id = r.i64(1).unwrap_or(0);
+        if shown.contains(&id) {
+            return true;
+        }
+        let resting = Resting {
+            job_id: id,
+            at: r.i64(2).unwrap_or(0),
+            lane: LaneId(r.i64(3).unwrap_or(0)),
+            attempt: r.i16(4).unwrap_or(0),
+            max_attempts: r.i16(5).unwrap_or(0),
+            state: "failed",
+            kind: r.varlena(6),
+            args: r.varlena(7),
+            rest: r.varlena(8),
+        };
+        push_resting(resting, view, out, &mut failed)
+    });
+    failed.map_or(Ok(()), Err)
+}
+
+fn push_resting(job: Resting, view: &View, out: &mut ResultSet, failed: &mut Option<Error>) -> bool {
+    match job.row(view) {
+        Ok(row) => out.push(&row),
+        Err(e) => *failed = Some(e),
+    }
+    failed.is_none()
 }
 
 type Endings = HashMap<i64, Vec<(Bits, Ending)>>;

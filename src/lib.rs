@@ -7,14 +7,19 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod api;
+mod backoff;
 mod bits;
 mod body;
+mod carry;
 mod claim;
 mod close;
 mod counts;
+mod dead;
+mod defer;
 mod duty;
 mod enqueue;
 mod error;
+mod failure;
 mod held;
 mod ids;
 mod inspect;

@@ -1,5 +1,6 @@
 //! A queue: its policy, where it comes from, and the first use that creates it.
 
+use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::pg::datum::{self, Varlena};
 use crate::pg::index;
@@ -38,11 +39,47 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retention: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed_retention: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backoff: Option<BackoffSettings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dead_letters: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub aging_interval: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_args_bytes: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
+}
+
+/// The setting `backoff`: absent keys keep their default.
+#[derive(Clone, Debug, Default, Deserialize, Serialize, PartialEq)]
+#[serde(default, deny_unknown_fields)]
+pub struct BackoffSettings {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jitter: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max: Option<String>,
+}
+
+impl BackoffSettings {
+    fn policy(&self) -> Backoff {
+        let default = Backoff::default();
+        let micros = |text: &Option<String>, default: i64| {
+            text.as_deref()
+                .map_or(default, |t| time::parse_interval(t).approx_micros())
+        };
+        Backoff {
+            base: micros(&self.base, default.base),
+            factor: self.factor.unwrap_or(default.factor),
+            jitter: self.jitter.unwrap_or(default.jitter),
+            max: micros(&self.max, default.max),
+        }
+    }
 }
 
 pub const SETTING_NAMES: &[&str] = &[
@@ -52,6 +89,9 @@ pub const SETTING_NAMES: &[&str] = &[
     "max_attempts",
     "lease",
     "retention",
+    "failed_retention",
+    "backoff",
+    "dead_letters",
     "aging_interval",
     "max_args_bytes",
     "description",
@@ -59,8 +99,6 @@ pub const SETTING_NAMES: &[&str] = &[
 
 /// Settings of the contract whose effect is not built yet: refused rather than ignored.
 pub const LATER_SETTINGS: &[&str] = &[
-    "failed_retention",
-    "backoff",
     "max_running",
     "key_concurrency",
     "rate_limit",
@@ -69,7 +107,6 @@ pub const LATER_SETTINGS: &[&str] = &[
     "max_depth",
     "on_full",
     "notify",
-    "dead_letters",
 ];
 
 pub const DEFAULT_PRIORITY: u8 = 2;
@@ -115,8 +152,12 @@ impl Settings {
                 merged.insert(key.clone(), value.clone());
             }
         }
-        let settings: Settings = serde_json::from_value(serde_json::Value::Object(merged))
-            .map_err(|e| Error::Internal(format!("settings were checked but can not be read: {e}")))?;
+        let settings: Settings = serde_json::from_value(serde_json::Value::Object(merged)).map_err(|e| {
+            Error::bad_value(
+                format!("settings can not be read: {e}"),
+                "backoff is an object with base, factor, jitter and max, such as {\"base\": \"1 s\", \"factor\": 2}.",
+            )
+        })?;
         settings.check()?;
         Ok(settings)
     }
@@ -126,6 +167,15 @@ impl Settings {
         in_range("priority", self.priority, 1, 4)?;
         in_range("max_attempts", self.max_attempts, 1, 1000)?;
         in_range("max_args_bytes", self.max_args_bytes, 1, 256 * 1024 * 1024)?;
+        if let Some(backoff) = &self.backoff {
+            let share = |v: Option<f64>, low: f64, high: f64| v.is_none_or(|v| (low..=high).contains(&v));
+            if !share(backoff.factor, 1.0, 100.0) || !share(backoff.jitter, 0.0, 1.0) {
+                return Err(Error::bad_value(
+                    "backoff: factor must be between 1 and 100, jitter between 0 and 1",
+                    "Leave them out for the defaults 2 and 0.25.",
+                ));
+            }
+        }
         if let Some(ordering) = &self.ordering {
             if ordering != "relaxed" && ordering != "strict" {
                 return Err(Error::bad_value(
@@ -141,9 +191,16 @@ impl Settings {
 /// Settings that are whole numbers; the others are text.
 const NUMBERS: &[&str] = &["shards", "priority", "max_attempts", "max_args_bytes"];
 
+/// Settings that are on or off.
+const SWITCHES: &[&str] = &["dead_letters"];
+
 fn check_type(key: &str, value: &serde_json::Value) -> Result<()> {
     let (fits, expected) = if NUMBERS.contains(&key) {
         (value.as_i64().is_some(), "a whole number")
+    } else if SWITCHES.contains(&key) {
+        (value.is_boolean(), "true or false")
+    } else if key == "backoff" {
+        (value.is_object(), "an object")
     } else {
         (value.is_string(), "text")
     };
@@ -168,9 +225,13 @@ fn in_range(name: &str, value: Option<i64>, low: i64, high: i64) -> Result<()> {
 
 /// Checks the settings that are intervals; they are parsed by PostgreSQL itself.
 pub fn check_intervals(settings: &Settings) -> Result<()> {
+    let backoff = settings.backoff.clone().unwrap_or_default();
     for (name, value, zero) in [
         ("lease", &settings.lease, false),
         ("retention", &settings.retention, true),
+        ("failed_retention", &settings.failed_retention, true),
+        ("backoff.base", &backoff.base, true),
+        ("backoff.max", &backoff.max, true),
         ("aging_interval", &settings.aging_interval, true),
     ] {
         if let Some(text) = value {
@@ -200,6 +261,9 @@ pub struct Queue {
     pub priority: u8,
     pub max_attempts: i16,
     pub lease: Interval,
+    pub backoff: Backoff,
+    /// Whether jobs that fail for good are kept in dead_letters.
+    pub dead_letters: bool,
     /// Microseconds of waiting that raise a job's priority by one; 0: never.
     pub aging: i64,
     /// None: the setting awa_queue.max_args_bytes decides.
@@ -287,6 +351,11 @@ fn policy(id: i32, name: String, paused: bool, settings: &Settings) -> Queue {
         priority: settings.priority.unwrap_or(i64::from(DEFAULT_PRIORITY)) as u8,
         max_attempts: settings.max_attempts.unwrap_or(i64::from(DEFAULT_MAX_ATTEMPTS)) as i16,
         lease: interval(&settings.lease, DEFAULT_LEASE),
+        backoff: settings
+            .backoff
+            .as_ref()
+            .map_or_else(Backoff::default, BackoffSettings::policy),
+        dead_letters: settings.dead_letters.unwrap_or(true),
         aging: interval(&settings.aging_interval, DEFAULT_AGING).approx_micros(),
         max_args_bytes: settings.max_args_bytes.map(|b| b as usize),
     }
@@ -369,9 +438,23 @@ pub fn effective(settings: &Settings) -> serde_json::Value {
         "max_attempts": settings.max_attempts.unwrap_or(i64::from(DEFAULT_MAX_ATTEMPTS)),
         "lease": settings.lease.as_deref().unwrap_or("5 min"),
         "retention": settings.retention.as_deref().unwrap_or("1 d"),
+        "failed_retention": settings.failed_retention.as_deref().unwrap_or("14 d"),
+        "backoff": effective_backoff(settings),
+        "dead_letters": settings.dead_letters.unwrap_or(true),
         "aging_interval": settings.aging_interval.as_deref().unwrap_or("60 s"),
         "max_args_bytes": settings.max_args_bytes,
         "description": settings.description,
+    })
+}
+
+fn effective_backoff(settings: &Settings) -> serde_json::Value {
+    let backoff = settings.backoff.clone().unwrap_or_default();
+    let default = Backoff::default();
+    serde_json::json!({
+        "base": backoff.base.as_deref().unwrap_or("1 s"),
+        "factor": backoff.factor.unwrap_or(default.factor),
+        "jitter": backoff.jitter.unwrap_or(default.jitter),
+        "max": backoff.max.as_deref().unwrap_or("24 h"),
     })
 }
 

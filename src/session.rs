@@ -6,5 +6,6 @@ pub fn forget() {
     crate::lane::forget();
     crate::claim::forget();
     crate::body::forget();
+    crate::defer::forget();
     crate::pg::xact::set_queues_valid(false);
 }

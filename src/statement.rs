@@ -11,6 +11,9 @@ use pgrx::datum::{DatumWithOid, TimestampWithTimeZone};
 use pgrx::spi::{SpiHeapTupleData, SpiResult};
 use pgrx::{PgOid, Spi};
 
+/// The earliest timestamptz (4713 BC), microseconds since 2000.
+pub const BEGIN_OF_TIME: i64 = -211_813_488_000_000_000;
+
 /// Runs a statement.
 pub fn run(tables: &Tables, sql: &str, args: &[DatumWithOid]) -> Result<()> {
     owner::as_owner_of(tables.ring, || Spi::run_with_args(sql, args)).map_err(|e| failed(&e))

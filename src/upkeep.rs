@@ -1,8 +1,12 @@
 //! The duties of maintenance: what is due, decided and done in steps of one transaction each.
 
+use crate::counts;
+use crate::dead;
+use crate::defer;
 use crate::error::Result;
 use crate::pg::command;
 use crate::receipt::MAX_SLOTS;
+use crate::rescue;
 use crate::ring::{self, Events, SlotState, Tables};
 use crate::rotation;
 use crate::settings;
@@ -10,6 +14,14 @@ use crate::statement::number;
 
 /// Does all that is due, once, each step in its own transaction.
 pub fn run_all() -> Result<()> {
+    command::commit_and_begin();
+    for step in [rescue::step, defer::promote, dead::expire] {
+        while step()?.more {
+            command::commit_and_begin();
+        }
+        command::commit_and_begin();
+    }
+    counts::fold(&ring::tables()?)?;
     command::commit_and_begin();
     if is_current_slot_due()? {
         rotation::seal()?;

@@ -1,15 +1,18 @@
 //! Producers: enqueue, enqueue_batch, enqueue_jobs.
 
+use crate::carry::Carried;
+use crate::defer::{self, Deferred, Waits};
 use crate::enqueue::{self, Entry};
 use crate::error::{Error, Result};
+use crate::ids;
 use crate::lane::LaneId;
 use crate::logs::rest;
 use crate::options;
 use crate::pg::command;
-use crate::pg::composite;
+use crate::pg::composite::{self, Record};
 use crate::pg::datum::{self, Value, Varlena};
 use crate::pg::fmgr::{sql_function, Call, Output};
-use crate::pg::time;
+use crate::pg::time::{self, Interval};
 use crate::queue::{self, Queue};
 use crate::ring::{self, View};
 use std::cell::Cell;
@@ -58,7 +61,7 @@ fn enqueue_one(call: &Call) -> Result<Output> {
             (18, "on_parent_failure"),
         ],
     )?;
-    refuse_future(call, 4, 14)?;
+    let due = due_of(call, 4, 14)?;
     let ordering_key = call.varlena(6);
     let view = ring::view_for_write()?;
     let queue = queue::find_or_create(&view, &name)?;
@@ -66,7 +69,10 @@ fn enqueue_one(call: &Call) -> Result<Output> {
     check_args(&queue, args)?;
     let lane = lane_of(&queue, common.priority, ordering_key);
     let entry = entry_of(&view, &common, args, ordering_key);
-    let ids = enqueue::fold(lane, &[entry])?;
+    let ids = match due {
+        None => enqueue::fold(lane, &[entry])?,
+        Some(due) => schedule(&view, vec![(lane, entry, due)])?,
+    };
     Ok(ids[0].into())
 }
 
@@ -87,7 +93,7 @@ fn enqueue_batch(call: &Call) -> Result<Output> {
             (16, "expires_in"),
         ],
     )?;
-    refuse_future(call, 4, 14)?;
+    let due = due_of(call, 4, 14)?;
     let keys = call.varlena_array(6, "ordering_keys")?;
     if let Some(keys) = &keys {
         if keys.len() != args.len() {
@@ -121,6 +127,17 @@ fn enqueue_batch(call: &Call) -> Result<Output> {
         check_args(&queue, *a)?;
     }
     let ids = match keys {
+        keys if due.is_some() => {
+            let jobs = args.iter().enumerate().map(|(i, a)| {
+                let key = keys.as_ref().and_then(|k| k[i]);
+                (
+                    lane_of(&queue, common.priority, key),
+                    entry_of(&view, &common, *a, key),
+                    due.unwrap_or_default(),
+                )
+            });
+            schedule(&view, jobs.collect())?
+        }
         None => {
             let shared = entry_of(&view, &common, args[0], None);
             let entries: Vec<Entry> = args.iter().map(|a| Entry { args: *a, ..shared }).collect();
@@ -289,20 +306,51 @@ fn refuse_unbuilt(call: &Call, arguments: &[(usize, &str)]) -> Result<()> {
     }
 }
 
-/// A run_at that has come means now; one in the future is not built yet.
-fn refuse_future(call: &Call, run_at: usize, run_in: usize) -> Result<()> {
+/// When a job may run, where that is in the future: a time that has come means now.
+fn due_of(call: &Call, run_at: usize, run_in: usize) -> Result<Option<i64>> {
+    due(call.i64(run_at), call.interval(run_in))
+}
+
+fn due(run_at: Option<i64>, run_in: Option<Interval>) -> Result<Option<i64>> {
     let now = time::now();
-    let at = call.i64(run_at);
-    let after = call.interval(run_in);
-    if at.is_some() && after.is_some() {
+    if run_at.is_some() && run_in.is_some() {
         return Err(Error::bad_value(
             "run_at and run_in are both given",
             "Pass one of them.",
         ));
     }
-    let due = at.or(after.map(|a| a.after(now)));
-    if due.is_some_and(|due| due > now) {
-        return Err(Error::NotBuilt("a run time in the future".to_string()));
+    Ok(run_at.or(run_in.map(|i| i.after(now))).filter(|at| *at > now))
+}
+
+/// Puts jobs off until their time; returns their ids.
+fn schedule(view: &View, jobs: Vec<(LaneId, Entry, i64)>) -> Result<Vec<i64>> {
+    let now = time::now();
+    let mut ids = Vec::with_capacity(jobs.len());
+    for chunk in jobs.chunks(ids::ENTRIES_PER_BLOCK as usize) {
+        let first = ids::draw_entries(view, chunk.len());
+        ids.extend(first..first + chunk.len() as i64);
     }
-    Ok(())
+    let deferred: Vec<Deferred> = jobs
+        .into_iter()
+        .zip(&ids)
+        .map(|((lane, entry, run_at), &job_id)| {
+            let record = entry.rest.map(Record::read);
+            let mut carried = Carried::from_record(record.as_ref());
+            carried.set(rest::ENQUEUED_AT, now);
+            Deferred {
+                job_id,
+                run_at,
+                lane,
+                attempt: entry.attempt,
+                max_attempts: entry.max_attempts,
+                waits: Waits::Scheduled,
+                kind: entry.kind,
+                args: entry.args,
+                rest: Some(carried.build(view)),
+            }
+        })
+        .collect();
+    defer::put(view, &deferred)?;
+    command::next_command();
+    Ok(ids)
 }

@@ -1,9 +1,9 @@
 //! Workers: claim, complete_and_claim, and the verbs that end an attempt.
 
 use crate::claim::{self, Request};
-use crate::close::{self, Finish};
+use crate::close::{self, Finish, Verb};
 use crate::error::{Error, Result};
-use crate::logs::Outcome;
+use crate::failure;
 use crate::options;
 use crate::pg::command;
 use crate::pg::datum::{self, Varlena};
@@ -18,20 +18,10 @@ sql_function! {
     awa_claim_from, pg_finfo_awa_claim_from => claim_from;
     awa_complete_and_claim, pg_finfo_awa_complete_and_claim => complete_and_claim;
     awa_complete, pg_finfo_awa_complete => complete;
+    awa_fail, pg_finfo_awa_fail => fail;
+    awa_snooze, pg_finfo_awa_snooze => snooze;
     awa_release, pg_finfo_awa_release => release;
     awa_cancel_claimed, pg_finfo_awa_cancel_claimed => cancel_claimed;
-}
-
-/// A longer reason is cut.
-const MAX_REASON_BYTES: usize = 8 * 1024;
-
-/// The longest beginning of `s` that has at most `bytes` bytes and ends between characters.
-fn cut(s: &str, bytes: usize) -> &str {
-    let mut end = bytes.min(s.len());
-    while !s.is_char_boundary(end) {
-        end -= 1;
-    }
-    &s[..end]
 }
 
 /// More than this is taken by calling again; a call's rows are held in memory.
@@ -152,9 +142,8 @@ fn complete_and_claim(call: &Call) -> Result<Output> {
     let receipts = call.i64_array(0, "receipts")?.unwrap_or_default();
     if !receipts.is_empty() {
         let what = Finish {
-            outcome: Outcome::Completed,
-            reason: None,
             strict: call.bool(6).unwrap_or(false),
+            ..Finish::by(Verb::Complete)
         };
         close::finish(&receipts, &what, None)?;
     }
@@ -170,63 +159,91 @@ fn complete(call: &Call) -> Result<Output> {
     if !call.is_null(3) {
         return Err(Error::NotBuilt("follow_ups".to_string()));
     }
-    let strict = call.bool(2).unwrap_or(false);
-    finish(
-        call,
-        Finish {
-            outcome: Outcome::Completed,
-            reason: None,
-            strict,
-        },
-    )
+    let what = Finish {
+        strict: call.bool(2).unwrap_or(false),
+        ..Finish::by(Verb::Complete)
+    };
+    finish(call, &what)
+}
+
+fn fail(call: &Call) -> Result<Output> {
+    command::refuse_read_only("awa.fail()")?;
+    options::refuse_unknown(call, 6)?;
+    let retry_in = call.interval(2);
+    not_negative("retry_in", retry_in)?;
+    let details = call.varlena_array(4, "details")?.unwrap_or_default();
+    if !call.is_null(4) {
+        let receipts = call.i64_array(0, "receipts")?.unwrap_or_default();
+        if details.len() != receipts.len() {
+            return Err(Error::Lengths {
+                first: "receipts",
+                first_len: receipts.len(),
+                second: "details",
+                second_len: details.len(),
+            });
+        }
+    }
+    let what = Finish {
+        reason: reason_argument(call, 1),
+        details,
+        retry_in,
+        permanent: call.bool(3).unwrap_or(false),
+        strict: call.bool(5).unwrap_or(false),
+        ..Finish::by(Verb::Fail)
+    };
+    finish(call, &what)
+}
+
+fn snooze(call: &Call) -> Result<Output> {
+    command::refuse_read_only("awa.snooze()")?;
+    options::refuse_unknown(call, 2)?;
+    let delay = call.interval(1).ok_or(Error::Null("delay"))?;
+    not_negative("delay", Some(delay))?;
+    let what = Finish {
+        delay,
+        ..Finish::by(Verb::Snooze)
+    };
+    finish(call, &what)
+}
+
+fn not_negative(name: &str, value: Option<Interval>) -> Result<()> {
+    if value.is_some_and(|v| v.approx_micros() < 0) {
+        return Err(Error::bad_value(
+            format!("{name} must not be negative"),
+            "Pass an interval such as '5 min'.",
+        ));
+    }
+    Ok(())
 }
 
 fn release(call: &Call) -> Result<Output> {
     command::refuse_read_only("awa.release()")?;
     options::refuse_unknown(call, 1)?;
-    finish(
-        call,
-        Finish {
-            outcome: Outcome::Released,
-            reason: None,
-            strict: false,
-        },
-    )
+    finish(call, &Finish::by(Verb::Release))
 }
 
 fn cancel_claimed(call: &Call) -> Result<Output> {
     command::refuse_read_only("awa.cancel_claimed()")?;
     options::refuse_unknown(call, 2)?;
-    let reason = call.text(1).map(|r| datum::text(cut(&r, MAX_REASON_BYTES)));
-    finish(
-        call,
-        Finish {
-            outcome: Outcome::Cancelled,
-            reason,
-            strict: false,
-        },
-    )
+    let what = Finish {
+        reason: reason_argument(call, 1),
+        ..Finish::by(Verb::CancelClaimed)
+    };
+    finish(call, &what)
+}
+
+/// A message or reason, cut where it is too long to be kept.
+fn reason_argument(call: &Call, argument: usize) -> Option<Varlena> {
+    call.text(argument)
+        .map(|r| datum::text(failure::cut(&r, failure::MAX_ERROR_BYTES)))
 }
 
 /// Ends the attempts of the receipts in argument 0.
-fn finish(call: &Call, what: Finish) -> Result<Output> {
+fn finish(call: &Call, what: &Finish) -> Result<Output> {
     let receipts = call.i64_array(0, "receipts")?.unwrap_or_default();
     let mut out = call.result_set();
     if !receipts.is_empty() {
-        close::finish(&receipts, &what, Some(&mut out))?;
+        close::finish(&receipts, what, Some(&mut out))?;
     }
     Ok(Output::Rows)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::cut;
-
-    #[test]
-    fn a_long_reason_is_cut_between_characters() {
-        assert_eq!(cut("abc", 8), "abc");
-        assert_eq!(cut("abcdef", 3), "abc");
-        assert_eq!(cut("aää", 2), "a");
-        assert_eq!(cut("ä", 1), "");
-    }
 }

@@ -18,8 +18,10 @@ pub struct Shape {
     ready: bool,
     /// A btree over plain columns of all rows: a scan by its keys finds every row.
     complete: bool,
-    /// Such a btree without uniqueness and included columns: an entry is its key columns, nothing else.
+    /// Such a btree without included columns: an entry is its key columns, nothing else.
     plain: bool,
+    /// Checked at once when an entry is made.
+    unique: bool,
     /// The column of a predicate `column IS NOT NULL` where that is all of it, else 0.
     not_null_column: i16,
     /// How many leading keys are bigints in the usual ascending order, so that our scans understand them.
@@ -136,13 +138,14 @@ unsafe fn read_shape(rel: pg_sys::Relation) -> Shape {
         let all_keys = (*info).ii_NumIndexAttrs == (*info).ii_NumIndexKeyAttrs;
         let no_expressions = (*info).ii_Expressions.is_null();
         let btree = (*(*rel).rd_rel).relam == pg_sys::BTREE_AM_OID && no_expressions;
-        let simple = btree && all_keys && !(*info).ii_Unique && (*info).ii_ExclusionOps.is_null();
+        let simple = btree && all_keys && (*info).ii_ExclusionOps.is_null() && (*form).indimmediate;
         Shape {
             keys,
             valid: (*form).indisvalid,
             ready: (*form).indisready,
             complete: btree && (*info).ii_Predicate.is_null(),
             plain: simple && (*info).ii_Predicate.is_null(),
+            unique: (*info).ii_Unique,
             ascending_bigints: (0..nkeys)
                 .take_while(|&k| {
                     *(*rel).rd_indoption.add(k) == 0
@@ -150,7 +153,7 @@ unsafe fn read_shape(rel: pg_sys::Relation) -> Shape {
                         && *(*rel).rd_opfamily.add(k) == pg_sys::Oid::from(INTEGER_OPS)
                 })
                 .count(),
-            not_null_column: if simple {
+            not_null_column: if simple && !(*info).ii_Unique {
                 not_null_predicate((*info).ii_Predicate)
             } else {
                 0
@@ -193,7 +196,10 @@ impl Shape {
     /// a scan by these leading keys under that lock sees every row.
     fn orders(&self, keys: &[i16]) -> bool {
         let partial = self.not_null_column != 0 && keys == [self.not_null_column];
-        (self.plain || partial) && self.keys.starts_with(keys) && keys.len() <= self.ascending_bigints
+        !self.unique
+            && (self.plain || partial)
+            && self.keys.starts_with(keys)
+            && keys.len() <= self.ascending_bigints
     }
 }
 
@@ -307,7 +313,8 @@ fn insert_simple(index: &Index, table: &Table, row: &Inserted) {
     }
     let mut tid = row.tid;
     // SAFETY: both relations are open and locked for writing; values and nulls cover all index columns;
-    // the IndexInfo belongs to this index. Not unique, so no waiting.
+    // the IndexInfo belongs to this index. A unique one may wait for another transaction's entry; no short
+    // lock is held then, since such an index orders nothing.
     unsafe {
         pg_sys::index_insert(
             index.rel,
@@ -315,7 +322,11 @@ fn insert_simple(index: &Index, table: &Table, row: &Inserted) {
             nulls.as_mut_ptr(),
             &mut tid,
             table.rel,
-            pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO,
+            if shape.unique {
+                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES
+            } else {
+                pg_sys::IndexUniqueCheck::UNIQUE_CHECK_NO
+            },
             false,
             shape.info,
         );

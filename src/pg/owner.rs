@@ -45,6 +45,31 @@ pub fn as_owner_of<R>(rel: Oid, body: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Runs `body` with plans that go by an index whatever the statistics say.
+pub fn with_plain_plans<R>(body: impl FnOnce() -> R) -> R {
+    // SAFETY: the settings made at this nest level are undone below, or by (sub)transaction abort.
+    let level = unsafe {
+        let level = pg_sys::NewGUCNestLevel();
+        for name in [c"enable_seqscan", c"enable_bitmapscan", c"jit"] {
+            pg_sys::set_config_option(
+                name.as_ptr(),
+                c"off".as_ptr(),
+                pg_sys::GucContext::PGC_USERSET,
+                pg_sys::GucSource::PGC_S_SESSION,
+                pg_sys::GucAction::GUC_ACTION_SAVE,
+                true,
+                0,
+                false,
+            );
+        }
+        level
+    };
+    let result = body();
+    // SAFETY: level is the one made above.
+    unsafe { pg_sys::AtEOXact_GUC(false, level) };
+    result
+}
+
 fn owner(rel: Oid) -> Oid {
     // SAFETY: the tuple is released after its owner is read; a missing relation raises.
     unsafe {

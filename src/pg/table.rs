@@ -5,6 +5,10 @@ use std::cell::Cell;
 
 pub type Oid = pg_sys::Oid;
 
+pub const INT8: Oid = pgrx::pg_sys::INT8OID;
+pub const INT8_ARRAY: Oid = pgrx::pg_sys::INT8ARRAYOID;
+pub const TIMESTAMPTZ: Oid = pgrx::pg_sys::TIMESTAMPTZOID;
+
 pub const NO_OID: Oid = pg_sys::InvalidOid;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -65,7 +65,13 @@ pub fn put(tables: &Tables, rows: &[Listed]) -> Result<()> {
                                   pg_catalog.unnest($4), pg_catalog.unnest($5)) AS claim
          ON CONFLICT (claim_no) DO UPDATE
          SET due_at = excluded.due_at, tries = excluded.tries, failures = excluded.failures",
-        &[claims.into(), slots.into(), due.into(), tries.into(), failures.into()],
+        &[
+            claims.into(),
+            slots.into(),
+            due.into(),
+            tries.into(),
+            failures.into(),
+        ],
     )
 }
 

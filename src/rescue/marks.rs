@@ -141,10 +141,7 @@ impl Marks {
 
     /// Stores the marks where the step `wrote` anyway or they have moved far; else they are remembered.
     pub fn save(&mut self, view: &View, wrote: bool) -> Result<()> {
-        let live = |no: &u8, mark: &Mark| {
-            view.slot(*no)
-                .is_some_and(|s| s.generation == mark.generation)
-        };
+        let live = |no: &u8, mark: &Mark| view.slot(*no).is_some_and(|s| s.generation == mark.generation);
         self.slots.retain(|no, mark| live(no, mark));
         if !wrote && !self.slots.values().any(Mark::is_due) {
             if !xact::has_written() {

@@ -20,7 +20,7 @@ use crate::pg::command;
 use crate::pg::inject::{self, Point};
 use crate::pg::lock::{Class, Mode, TransactionLock};
 use crate::pg::scan::Writer;
-use crate::pg::subtransaction;
+use crate::pg::subxact;
 use crate::pg::time::{self, SECOND};
 use crate::pg::warn;
 use crate::pg::xact;
@@ -95,7 +95,10 @@ pub fn expire(worker: &str) -> Result<i64> {
     pass.whatever_the_lease = true;
     let mut found: Vec<Claim> = Vec::new();
     for slot in &view.slots {
-        let from = marks.get(slot).and_then(|m| m.through).map_or(i64::MIN, |t| t - MARGIN);
+        let from = marks
+            .get(slot)
+            .and_then(|m| m.through)
+            .map_or(i64::MIN, |t| t - MARGIN);
         pass.looker.each_expiring(slot.no, from, i64::MAX, |claim| {
             found.push(*claim);
             true
@@ -316,7 +319,7 @@ impl Pass {
                 return 0;
             }
             let mut extended: Vec<(Receipt, i64)> = Vec::new();
-            let outcome = subtransaction::contained(|| {
+            let outcome = subxact::attempt(|| {
                 let fates = finish(&receipts)?;
                 inject::reach(Point::RescueClosed);
                 extended = self.extended_meanwhile(&receipts, &fates);
@@ -335,7 +338,7 @@ impl Pass {
                             }
                         }
                     }
-                    return fates.iter().filter(|f| **f == Fate::Ended).count() as i64;
+                    return fates.iter().filter(|f| f.ended().is_some()).count() as i64;
                 }
                 // Undone: their workers were told that they hold them. The others once more.
                 Err(_) if !extended.is_empty() => {
@@ -374,7 +377,7 @@ impl Pass {
                 extensions = self.looker.extensions(receipt.claim_no);
             }
             match extensions.get(&receipt.index) {
-                Some((until, _)) if *fate == Fate::Ended && *until > self.now => {
+                Some((until, _)) if fate.ended().is_some() && *until > self.now => {
                     found.push((*receipt, *until));
                 }
                 _ => {}
@@ -449,10 +452,11 @@ impl Pass {
         }
         let view = self.view.clone();
         for slot in &view.slots {
-            self.looker.each_expiring(slot.no, self.now + 1, i64::MAX, |claim| {
-                due.push(claim.expires_at);
-                false
-            })?;
+            self.looker
+                .each_expiring(slot.no, self.now + 1, i64::MAX, |claim| {
+                    due.push(claim.expires_at);
+                    false
+                })?;
         }
         Ok(due.into_iter().min())
     }
@@ -467,13 +471,8 @@ fn later(first: i64, times: i16, longest: i64) -> i64 {
 fn finish(receipts: &[Receipt]) -> Result<Vec<Fate>> {
     let receipts: Vec<Option<i64>> = receipts.iter().map(|r| Some(r.encode())).collect();
     let what = Finish {
-        verb: Verb::Rescue,
-        reason: None,
-        strict: false,
-        retry_in: None,
-        permanent: false,
-        delay: None,
         wait: false,
+        ..Finish::by(Verb::Rescue)
     };
     close::finish(&receipts, &what, None)
 }

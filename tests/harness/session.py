@@ -62,6 +62,11 @@ class Session:
         cursor = self.connection.execute(statement, parameters)
         return cursor.fetchall() if cursor.description else []
 
+    def row(self, statement, parameters=None):
+        rows = self.sql(statement, parameters)
+        assert len(rows) == 1, f"one row expected from {statement!r}, got {len(rows)}"
+        return rows[0]
+
     def value(self, statement, parameters=None):
         rows = self.sql(statement, parameters)
         assert len(rows) == 1, f"one row expected from {statement!r}, got {len(rows)}"

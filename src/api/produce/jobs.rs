@@ -5,7 +5,7 @@
 
 use super::{
     check_args, check_attempts, check_count, check_priority, check_tags, entry_of, fold_by_lane, lane_of,
-    Common,
+    schedule, Common,
 };
 use crate::enqueue::Entry;
 use crate::error::{Error, Result};
@@ -74,14 +74,30 @@ pub fn enqueue_jobs(call: &Call) -> Result<Output> {
         .enumerate()
         .map(|(i, object)| read_job(&view, i + 1, object))
         .collect::<Result<Vec<_>>>()?;
-    let ids = fold_by_lane(entries)?;
-    for (i, id) in ids.into_iter().enumerate() {
-        out.push(&[(i as i32 + 1).into(), id.into(), "ready".into()]);
+    let mut ready = Vec::new();
+    let mut scheduled = Vec::new();
+    let mut is_ready = Vec::with_capacity(entries.len());
+    for (lane, entry, due) in entries {
+        is_ready.push(due.is_none());
+        match due {
+            None => ready.push((lane, entry)),
+            Some(due) => scheduled.push((lane, entry, due)),
+        }
+    }
+    let mut ready = fold_by_lane(ready)?.into_iter();
+    let mut scheduled = schedule(&view, scheduled)?.into_iter();
+    for (i, is_ready) in is_ready.into_iter().enumerate() {
+        let (id, status) = if is_ready {
+            (ready.next(), "ready")
+        } else {
+            (scheduled.next(), "scheduled")
+        };
+        out.push(&[(i as i32 + 1).into(), id.into(), status.into()]);
     }
     Ok(Output::Rows)
 }
 
-fn read_job(view: &View, position: usize, object: Varlena) -> Result<(LaneId, Entry)> {
+fn read_job(view: &View, position: usize, object: Varlena) -> Result<(LaneId, Entry, Option<i64>)> {
     let Some(fields) = json::object_fields(object) else {
         return Err(Error::bad_value(
             format!("element {position} of jobs is no JSON object"),
@@ -101,7 +117,7 @@ fn read_job(view: &View, position: usize, object: Varlena) -> Result<(LaneId, En
         }
     }
     let job = Fields { fields, position };
-    job.refuse_future()?;
+    let due = job.due()?;
     let name = job.text("queue")?.ok_or(Error::Null("queue"))?;
     let queue = queue::find_or_create(view, &name)?;
     // A JSON null as args is a payload like another.
@@ -114,6 +130,7 @@ fn read_job(view: &View, position: usize, object: Varlena) -> Result<(LaneId, En
     Ok((
         lane_of(&queue, common.priority, key),
         entry_of(view, &common, args, key),
+        due,
     ))
 }
 
@@ -182,24 +199,12 @@ impl Fields {
         })
     }
 
-    fn refuse_future(&self) -> Result<()> {
+    fn due(&self) -> Result<Option<i64>> {
         let at = self.text("run_at")?;
         let after = self.text("run_in")?;
-        let now = time::now();
-        let due = match (at, after) {
-            (Some(_), Some(_)) => {
-                return Err(Error::bad_value(
-                    "run_at and run_in are both given",
-                    "Pass one of them.",
-                ));
-            }
-            (Some(at), None) => Some(time::parse_timestamp(&at)),
-            (None, Some(after)) => Some(time::parse_interval(&after).after(now)),
-            (None, None) => None,
-        };
-        if due.is_some_and(|due| due > now) {
-            return Err(Error::NotBuilt("a run time in the future".to_string()));
-        }
-        Ok(())
+        super::due(
+            at.as_deref().map(time::parse_timestamp),
+            after.as_deref().map(time::parse_interval),
+        )
     }
 }
