@@ -76,6 +76,7 @@ pub fn step() -> Result<Progress> {
     pass.sweep(&mut marks)?;
     let done = pass.end_batch()?;
     let listed = pass.write_list()?;
+    more |= pass.plans.values().any(|p| p.due_at.is_some_and(|at| at <= now));
     marks.save(&view, done > 0 || listed)?;
     Ok(Progress {
         done,
