@@ -134,7 +134,9 @@ WITH tables AS (
     JOIN pg_locks l ON l.relation = t.oid AND l.granted
          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-    LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND p.transaction::text = split_part(l.virtualtransaction, '/', 2)
+    LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND EXISTS (
+         SELECT FROM pg_locks x WHERE x.locktype = 'transactionid' AND x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
+         AND x.transactionid = p.transaction)
     WHERE CASE
               WHEN s.state = 'sealed' THEN t.relname ~ '^segments_' AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'ShareLock')
               WHEN s.due AND s.wanted_before IS NULL THEN l.pid IS DISTINCT FROM pg_backend_pid() OR l.mode <> 'AccessShareLock'
