@@ -215,11 +215,34 @@ CREATE TABLE awa_internal.attempts (
     message     text,
     checkpoint  jsonb,
     PRIMARY KEY (claim_no, index)
-);
-CREATE INDEX attempts_by_lease ON awa_internal.attempts (lease_until);
+) WITH (fillfactor = 60);
 CREATE INDEX attempts_by_slot ON awa_internal.attempts (slot);
 COMMENT ON TABLE awa_internal.attempts IS
-'One row per attempt that sent a heartbeat or stored progress; index is the job''s in its claim. Gone with the slot of its claim.';
+'One row per attempt that sent a heartbeat or stored progress; index is the job''s in its claim. Gone with the slot of its claim. No index holds lease_until, so that heartbeats are HOT updates.';
+
+-- How far the rescue has looked at the claims of a slot, and the claims below that which it has to look at
+-- again. Neither is dumped: a restored database is looked at anew.
+CREATE TABLE awa_internal.rescue_marks (
+    slot          smallint PRIMARY KEY,
+    generation    bigint NOT NULL,
+    incarnation   bigint NOT NULL,
+    through       timestamptz,
+    swept_through timestamptz,
+    swept_at      timestamptz NOT NULL
+) WITH (fillfactor = 50);
+COMMENT ON TABLE awa_internal.rescue_marks IS
+'Claims of the slot whose lease, as it was given, ends before through have ended or are in rescue_list. swept_through: how far the look at all of them has come that began after swept_at.';
+
+CREATE TABLE awa_internal.rescue_list (
+    claim_no bigint PRIMARY KEY,
+    slot     smallint NOT NULL,
+    due_at   timestamptz NOT NULL,
+    tries    smallint NOT NULL,
+    failures smallint NOT NULL
+);
+CREATE INDEX rescue_list_due ON awa_internal.rescue_list (due_at);
+COMMENT ON TABLE awa_internal.rescue_list IS
+'Claims whose lease, as it was given, is over and which are looked at again at due_at: a heartbeat extended them, another transaction is at them (tries in a row), or ending them failed (failures in a row).';
 
 ALTER TABLE awa_internal.segments ALTER COLUMN runs SET STORAGE PLAIN;
 ALTER TABLE awa_internal.closures ALTER COLUMN which SET STORAGE PLAIN;

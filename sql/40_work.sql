@@ -125,7 +125,7 @@ CREATE FUNCTION awa.heartbeat (
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_heartbeat'
 VOLATILE PARALLEL UNSAFE ROWS 20;
 COMMENT ON FUNCTION awa.heartbeat (bigint[], interval, jsonb) IS
-'Extends leases. 0A000 until built.';
+'Extends the leases of running attempts to lease from now (default: the length that the claim was given), never to earlier than they end already, and says of each receipt, in input order: held; cancelled (still held, but somebody asked to cancel the job: stop and report); lost (ended, rescued or unknown: stop, nothing that is reported counts any more). lease_until is null where it is lost. Errors: 22023 lease not positive.';
 
 CREATE FUNCTION awa.set_progress (
     receipt bigint,
@@ -137,7 +137,7 @@ CREATE FUNCTION awa.set_progress (
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_set_progress'
 VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION awa.set_progress (bigint, bigint, text, jsonb, jsonb) IS
-'Stores progress and a checkpoint. 0A000 until built.';
+'Stores how far a running attempt is, in percent (0 to 100), a message (up to 8 kB) and a checkpoint that the job brings along to its next attempt; what is null stays as it was. It does not extend the lease. Returns held, cancelled or lost as awa.heartbeat does. Errors: 22004 receipt null, 22023 percent out of range, 54000 over a limit.';
 
 CREATE FUNCTION awa.park (
     receipt bigint,

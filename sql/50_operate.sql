@@ -134,7 +134,7 @@ CREATE FUNCTION awa.expire_leases (
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_expire_leases'
 VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION awa.expire_leases (text, jsonb) IS
-'Ends the leases of a worker known to be dead. 0A000 until built.';
+'Ends the leases of all jobs that a worker holds by this name, for a host that is known to be dead: they are rescued at once, whatever their lease and its heartbeats say. Returns how many, at most 10,000 a call: call again until 0. What another transaction is just ending is left alone. Errors: 22004 worker null.';
 
 CREATE FUNCTION awa.schedule (
     name text,

@@ -116,7 +116,7 @@ impl Error {
         }
     }
 
-    fn message(&self) -> String {
+    pub fn message(&self) -> String {
         match self {
             Error::Null(argument) => format!("{argument} must not be null"),
             Error::NullElement { argument, position } => {

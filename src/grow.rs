@@ -90,7 +90,10 @@ mod tests {
 
     #[test]
     fn options_are_quoted() {
-        assert_eq!(quoted("toast.vacuum_truncate=off".to_string()), "toast.vacuum_truncate = 'off'");
+        assert_eq!(
+            quoted("toast.vacuum_truncate=off".to_string()),
+            "toast.vacuum_truncate = 'off'"
+        );
         assert_eq!(quoted("a=it's".to_string()), "a = 'it''s'");
     }
 }

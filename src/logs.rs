@@ -80,6 +80,13 @@ pub mod closures {
     pub const BY_CLAIM: [i16; 1] = [CLAIM_NO];
 }
 
+/// Not a log: awa_internal.attempts.
+pub mod attempts {
+    pub const CLAIM_NO: i16 = 1;
+    pub const INDEX: i16 = 2;
+    pub const LEASE_UNTIL: i16 = 4;
+}
+
 /// Scan keys of a scan by lane and a range of seqs.
 pub const BY_LANE_AND_SEQ: usize = 3;
 

@@ -194,7 +194,9 @@ fn try_one(ring: &Ring) -> Result<Option<bool>> {
     }
     let mut pressed = None;
     for slot in closed {
-        let Some(finished) = ring.finished(slot) else { continue };
+        let Some(finished) = ring.finished(slot) else {
+            continue;
+        };
         if rests(slot) {
             continue;
         }

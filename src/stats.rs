@@ -110,10 +110,7 @@ impl Queue {
     /// Jobs that were ever put in: each entry is one appearance of a job, and each that moved on appears again.
     fn enqueued(&self) -> i64 {
         let moved_on: Vec<Outcome> = Outcome::ALL.into_iter().filter(|o| o.moves_on()).collect();
-        self.letter(ENTRIES) - self.all(&moved_on)
-            + self.letter(b'S')
-            + self.letter(b'R')
-            + self.letter(b'X')
+        self.letter(ENTRIES) - self.all(&moved_on) + self.letter(b'S') + self.letter(b'R') + self.letter(b'X')
             - self.letter(b'B')
     }
 }
@@ -172,7 +169,10 @@ pub fn queues(out: &mut ResultSet) -> Result<()> {
     for slot in &moment.view.slots {
         if moment.stored.finished(slot.no, slot.generation).is_some() {
             for sum in moment.stored.sums(slot.no, slot.generation) {
-                queues.entry(sum.lane.queue_id()).or_default().add(sum.outcome, sum.n);
+                queues
+                    .entry(sum.lane.queue_id())
+                    .or_default()
+                    .add(sum.outcome, sum.n);
             }
         }
     }

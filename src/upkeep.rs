@@ -21,6 +21,7 @@ use crate::pg::time::{self, SECOND};
 use crate::pg::vacuum;
 use crate::pg::warn;
 use crate::policy;
+use crate::rescue;
 use crate::ring::{self, Tables};
 use crate::statement::run;
 use crate::statistics;
@@ -65,8 +66,8 @@ impl Duty {
 
 /// In the order in which they run. Keys 2 and up: promotion, rescue, expiry, notify.
 pub const DUTIES: &[Duty] = &[
+    duty("rescue", rescue::step, SECOND / 2, 3).prompt(),
     duty("promote", defer::promote, SECOND / 10, 2).prompt(),
-    // duty("rescue", crate::rescue::step, SECOND / 2, 3).prompt(),
     // duty("expire", crate::expiry::step, SECOND, 4),
     // duty("notify", crate::notify::step, SECOND / 20, 5).prompt(),
     duty("dead letters", dead::expire, 60 * SECOND, 6),

@@ -3,11 +3,10 @@
 -- Verbs.
 SELECT * FROM t.try_all(
     $$SELECT awa.cancel('{1}')$$, $$SELECT awa.cancel_by_key('q', 'k')$$, $$SELECT awa.retry('{1}')$$,
-    $$SELECT awa.heartbeat('{1}')$$,
-    $$SELECT awa.set_progress(1, 50)$$, 'SELECT awa.park(1)', 'SELECT awa.resume_parked(NULL)', 'SELECT awa.fail_parked(NULL)',
+    'SELECT awa.park(1)', 'SELECT awa.resume_parked(NULL)', 'SELECT awa.fail_parked(NULL)',
     $$SELECT awa.drop_queue('q')$$, $$SELECT awa.redrive('q')$$, $$SELECT awa.purge('q')$$, $$SELECT awa.cancel_where('q')$$,
     $$SELECT awa.retry_where('q')$$, $$SELECT awa.move('q', 'r')$$, $$SELECT awa.set_priority('q', 1)$$,
-    $$SELECT awa.expire_leases('w')$$, $$SELECT awa.schedule('s', '* * * * *', 'q')$$, $$SELECT awa.unschedule('s')$$,
+    $$SELECT awa.schedule('s', '* * * * *', 'q')$$, $$SELECT awa.unschedule('s')$$,
     $$SELECT awa.grant_queue('r', 'work')$$, $$SELECT awa.revoke_queue('r', 'work')$$,
     'SELECT awa.why(1)', 'SELECT awa.doctor()', 'SELECT awa.health()',
     $$CALL awa.wait('{q}')$$, 'CALL awa.wait_for(1)');

@@ -16,8 +16,6 @@ not_built! {
     cancel, "awa.cancel()";
     cancel_by_key, "awa.cancel_by_key()";
     retry, "awa.retry()";
-    heartbeat, "awa.heartbeat()";
-    set_progress, "awa.set_progress()";
     park, "awa.park()";
     resume_parked, "awa.resume_parked()";
     fail_parked, "awa.fail_parked()";
@@ -30,7 +28,6 @@ not_built! {
     retry_where, "awa.retry_where()";
     move_jobs, "awa.move()";
     set_priority, "awa.set_priority()";
-    expire_leases, "awa.expire_leases()";
     schedule, "awa.schedule()";
     unschedule, "awa.unschedule()";
     grant_queue, "awa.grant_queue()";
@@ -44,8 +41,6 @@ sql_function! {
     awa_cancel, pg_finfo_awa_cancel => cancel;
     awa_cancel_by_key, pg_finfo_awa_cancel_by_key => cancel_by_key;
     awa_retry, pg_finfo_awa_retry => retry;
-    awa_heartbeat, pg_finfo_awa_heartbeat => heartbeat;
-    awa_set_progress, pg_finfo_awa_set_progress => set_progress;
     awa_park, pg_finfo_awa_park => park;
     awa_resume_parked, pg_finfo_awa_resume_parked => resume_parked;
     awa_fail_parked, pg_finfo_awa_fail_parked => fail_parked;
@@ -58,7 +53,6 @@ sql_function! {
     awa_retry_where, pg_finfo_awa_retry_where => retry_where;
     awa_move, pg_finfo_awa_move => move_jobs;
     awa_set_priority, pg_finfo_awa_set_priority => set_priority;
-    awa_expire_leases, pg_finfo_awa_expire_leases => expire_leases;
     awa_schedule, pg_finfo_awa_schedule => schedule;
     awa_unschedule, pg_finfo_awa_unschedule => unschedule;
     awa_grant_queue, pg_finfo_awa_grant_queue => grant_queue;

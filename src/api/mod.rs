@@ -2,6 +2,7 @@
 //! errors; nothing else.
 
 mod later;
+mod lease;
 mod operate;
 mod produce;
 mod read;

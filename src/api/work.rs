@@ -80,7 +80,7 @@ fn claim_rows(call: &Call, names: &[String], first: usize) -> Result<Output> {
     Ok(Output::Rows)
 }
 
-fn lease_argument(call: &Call, argument: usize) -> Result<Option<Interval>> {
+pub fn lease_argument(call: &Call, argument: usize) -> Result<Option<Interval>> {
     let lease = call.interval(argument);
     if lease.is_some_and(|l| l.approx_micros() <= 0) {
         return Err(Error::bad_value(

@@ -13,6 +13,8 @@ pub enum Point {
     ClaimBeforeLock,
     CloseBeforeLock,
     CloseLocked,
+    HeartbeatWritten,
+    RescueClosed,
     MaintainEmptied,
 }
 
@@ -65,6 +67,8 @@ mod switched {
             Point::ClaimBeforeLock => "claim.before_lock",
             Point::CloseBeforeLock => "close.before_lock",
             Point::CloseLocked => "close.locked",
+            Point::HeartbeatWritten => "heartbeat.written",
+            Point::RescueClosed => "rescue.closed",
             Point::MaintainEmptied => "maintain.emptied",
         }
     }

@@ -30,6 +30,8 @@ pub enum Cond {
     /// Both ends included; counts as two keys. An end that is known keeps a scan from reading (and copying)
     /// the rest of a leaf page.
     Between(i64, i64),
+    /// The same for a timestamptz column, in microseconds since 2000.
+    TimeBetween(i64, i64),
     /// Equality of a text column in collation "C".
     TextEq(Varlena),
     /// Equality of an integer (int4) column.
@@ -120,6 +122,10 @@ impl Scan {
                 Cond::Between(low, high) => {
                     add(i, GE, pg_sys::F_INT8GE, low.into());
                     add(i, LE, pg_sys::F_INT8LE, high.into());
+                }
+                Cond::TimeBetween(low, high) => {
+                    add(i, GE, pg_sys::F_TIMESTAMPTZ_GE, low.into());
+                    add(i, LE, pg_sys::F_TIMESTAMPTZ_LE, high.into());
                 }
                 Cond::TextEq(v) => add(i, EQ, pg_sys::F_TEXTEQ, v.0),
                 Cond::IntEq(v) => add(i, EQ, pg_sys::F_INT4EQ, v.into()),

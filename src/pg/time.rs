@@ -14,6 +14,12 @@ pub fn now() -> i64 {
     clock
 }
 
+/// The server's clock, also where a test has set the queue's ahead.
+pub fn server_now() -> i64 {
+    // SAFETY: reads the clock, nothing else.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
 /// An interval argument or setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Interval {

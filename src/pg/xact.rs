@@ -221,6 +221,12 @@ pub fn current_xid() -> u32 {
     unsafe { pg_sys::GetCurrentTransactionId().into_inner() }
 }
 
+/// Whether this transaction has an id, as it gets with its first change of a table.
+pub fn has_written() -> bool {
+    // SAFETY: reads local transaction state.
+    unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
+}
+
 /// The next transaction id with its epoch: the clock of `widen` and `is_running`.
 pub fn next_xid() -> u64 {
     // SAFETY: reads shared memory under its lock.
