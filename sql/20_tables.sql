@@ -5,9 +5,12 @@ CREATE TABLE awa_internal.world (
     incarnation bigint NOT NULL,
     protocol    integer NOT NULL,
     layout      integer NOT NULL,
-    created_at  timestamptz NOT NULL DEFAULT now()
+    created_at  timestamptz NOT NULL DEFAULT now(),
+    system_id   bigint,
+    database    oid
 );
-COMMENT ON TABLE awa_internal.world IS 'Incarnation of this installation, and the protocol and layout numbers that the library must know.';
+COMMENT ON TABLE awa_internal.world IS
+'Incarnation of this installation, the protocol and layout numbers that the library must know, and the server and database whose it is: null before the first verb. Where they are another''s (a restore, a clone), no worker does anything before a verb or awa_internal.adopt().';
 INSERT INTO awa_internal.world (incarnation, protocol, layout)
 VALUES (hashtextextended(gen_random_uuid()::text, 0), 1, 1);
 
@@ -55,7 +58,29 @@ CREATE TABLE awa_internal.queue_totals (
     PRIMARY KEY (queue_id, outcome)
 );
 COMMENT ON TABLE awa_internal.queue_totals IS
-'Counts per queue that outlive slots: e entries and one row per closure outcome, of emptied slots; capital letters count what is not in the logs (count_changes says which).';
+'Counts per queue that outlive slots: e entries and one row per closure outcome, of emptied slots; s stale finishes and capital letters count what is not in the logs (count_changes says which).';
+
+-- What a slot holds, summed once it can not change any more, so that counting reads no log of a finished slot.
+CREATE TABLE awa_internal.slot_sums (
+    slot       smallint NOT NULL,
+    generation bigint NOT NULL,
+    lane_id    bigint NOT NULL,
+    outcome    "char" NOT NULL,
+    n          bigint NOT NULL,
+    PRIMARY KEY (slot, generation, lane_id, outcome)
+);
+COMMENT ON TABLE awa_internal.slot_sums IS
+'Counts of slots that are not emptied, per lane: e entries, written when the slot is closed, and one row per closure outcome, written when it is finished. Added to queue_totals when it is emptied.';
+
+CREATE TABLE awa_internal.finished_slots (
+    slot        smallint PRIMARY KEY,
+    generation  bigint NOT NULL,
+    incarnation bigint NOT NULL,
+    ended_at    timestamptz,
+    seen_after  bigint NOT NULL
+);
+COMMENT ON TABLE awa_internal.finished_slots IS
+'Closed slots of which every job has ended: when the last one ended, and the transaction id (with its epoch, of this incarnation) that the oldest snapshot must have reached to see all of that.';
 
 -- Counters that many sessions change at once would make them wait for each other: each adds a row, and
 -- maintenance folds the rows into queue_totals.
@@ -66,7 +91,7 @@ CREATE TABLE awa_internal.count_changes (
     n         bigint NOT NULL
 );
 COMMENT ON TABLE awa_internal.count_changes IS
-'Changes of counts, not yet folded into queue_totals. What: S scheduled jobs in deferred, R retryable ones, D dead letters, X jobs cancelled while deferred, B failed or cancelled jobs that were brought back by retry.';
+'Changes of counts, not yet folded into queue_totals. What: S scheduled jobs in deferred, R retryable ones, D dead letters, X jobs cancelled while deferred, B failed or cancelled jobs that were brought back by retry, s finishes that came too late.';
 
 -- What few jobs have, kept in one nullable column: with more than eight columns every ready row that has
 -- a null would cost eight bytes more. Its attributes can not be extended while a table uses the type, so
@@ -135,7 +160,20 @@ CREATE TABLE awa_internal.closures (
     reason    text
 ) PARTITION BY LIST (slot);
 COMMENT ON TABLE awa_internal.closures IS
-'One row per claim (or part) that ended, and outcome: c completed, x cancelled, k cancelled on request, f failed, d failed when its lease ended, r released, t to be retried, l to be retried after its lease ended, z snoozed; s a stale finish (counted only), q a request to cancel (ends nothing). which is a bitmap of indexes in the claim, null for all of it.';
+'One row per claim (or part) that ended, and outcome: c completed, x cancelled, k cancelled on request, f failed, d failed when its lease ended, r released, t to be retried, l to be retried after its lease ended, z snoozed; q a request to cancel (ends nothing). which is a bitmap of indexes in the claim, null for all of it.';
+
+-- Not dumped: it says how maintenance goes here.
+CREATE TABLE awa_internal.duties (
+    duty       text PRIMARY KEY,
+    last_run   timestamptz NOT NULL,
+    last_done  timestamptz,
+    done       bigint NOT NULL DEFAULT 0,
+    failures   integer NOT NULL DEFAULT 0,
+    last_error text,
+    failed_at  timestamptz
+);
+COMMENT ON TABLE awa_internal.duties IS
+'Each duty of maintenance: when it last ran (noted once a minute while it finds nothing), when it last did something and how much in all, failures in a row and what the last one said.';
 
 -- Jobs that may not run yet: scheduled ones, and those between two attempts.
 CREATE TABLE awa_internal.deferred (
@@ -178,6 +216,7 @@ CREATE TABLE awa_internal.attempts (
     checkpoint  jsonb,
     PRIMARY KEY (claim_no, index)
 ) WITH (fillfactor = 60);
+CREATE INDEX attempts_by_slot ON awa_internal.attempts (slot);
 COMMENT ON TABLE awa_internal.attempts IS
 'One row per attempt that sent a heartbeat or stored progress; index is the job''s in its claim. Gone with the slot of its claim. No index holds lease_until, so that heartbeats are HOT updates.';
 
@@ -237,6 +276,9 @@ SELECT pg_extension_config_dump('awa_internal.queues', '');
 SELECT pg_extension_config_dump('awa_internal.lanes', '');
 SELECT pg_extension_config_dump('awa_internal.ring', '');
 SELECT pg_extension_config_dump('awa_internal.queue_totals', '');
+-- A dump may copy a slot's tables after they were emptied: what its snapshot still has of the slot is the sums.
+SELECT pg_extension_config_dump('awa_internal.slot_sums', '');
+SELECT pg_extension_config_dump('awa_internal.finished_slots', '');
 SELECT pg_extension_config_dump('awa_internal.count_changes', '');
 SELECT pg_extension_config_dump('awa_internal.count_changes_change_no_seq', '');
 SELECT pg_extension_config_dump('awa_internal.deferred', '');

@@ -10,6 +10,7 @@
 
 use crate::bits::Bits;
 use crate::body::{Body, Head, Reader};
+use crate::counts::{self, Counted};
 use crate::dead;
 use crate::defer;
 use crate::error::{Error, Result};
@@ -386,8 +387,7 @@ fn close_group(
                 lock::wait_for_xid(xid);
             }
             Ok(closed) => {
-                append_closures(slot, g, claim, &closed, what, jobs, fates, lock);
-                return Ok(());
+                return append_closures(slot, g, claim, &closed, what, jobs, fates, lock);
             }
         }
     }
@@ -469,7 +469,7 @@ fn append_closures(
     jobs: &[Option<Job>],
     fates: &mut [Fate],
     lock: ShortLock,
-) {
+) -> Result<()> {
     let mut mine: Vec<(Outcome, Bits, i64)> = Vec::new();
     let mut late = Bits::none();
     let mut stale = 0i64;
@@ -521,13 +521,11 @@ fn append_closures(
         let reason = what.reason.filter(|_| *outcome != Outcome::CancelledOnRequest);
         rows.push(closure_row(slot, g.claim_no, *n, *outcome, which, reason));
     }
-    if stale > 0 {
-        rows.push(closure_row(slot, g.claim_no, stale, Outcome::Stale, None, None));
-    }
     drop(lock);
     for row in rows {
         row.enter_rest(&slot.closures, &slot.closure_indexes, &closures::BY_CLAIM);
     }
+    counts::add(&ring::tables()?, claim.lane.queue_id(), Counted::Stale, stale)
 }
 
 fn closure_row(

@@ -12,6 +12,8 @@ pub enum Counted {
     DeadLetters,
     CancelledWhileDeferred,
     BroughtBack,
+    /// A finish that came too late; its slot may be summed up already.
+    Stale,
 }
 
 impl Counted {
@@ -22,6 +24,7 @@ impl Counted {
             Counted::DeadLetters => "D",
             Counted::CancelledWhileDeferred => "X",
             Counted::BroughtBack => "B",
+            Counted::Stale => "s",
         }
     }
 }

@@ -61,8 +61,19 @@ pub enum Error {
     AfterMaintenance(&'static str),
     /// A log table lacks an index or column that this library needs.
     Layout(String),
+    /// What maintenance left out because somebody holds a lock.
+    Skipped(String),
+    /// The caller's own cancel, handed on.
+    Cancelled,
     /// What must not happen: our bug.
     Internal(String),
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message())?;
+        self.detail().map_or(Ok(()), |d| write!(f, " ({d})"))
+    }
 }
 
 impl Error {
@@ -98,6 +109,8 @@ impl Error {
             Error::Stale { .. } | Error::LibraryTooOld { .. } | Error::NotInstalled => {
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
             }
+            Error::Skipped(_) => Code::ERRCODE_LOCK_NOT_AVAILABLE,
+            Error::Cancelled => Code::ERRCODE_QUERY_CANCELED,
             Error::Layout(_) => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Error::Internal(_) => Code::ERRCODE_INTERNAL_ERROR,
         }
@@ -140,7 +153,8 @@ impl Error {
                 "the loaded awa_queue library does not know this version of its tables".to_string()
             }
             Error::NotInstalled => "extension awa_queue is not installed in this database".to_string(),
-            Error::Layout(what) | Error::Internal(what) => what.clone(),
+            Error::Cancelled => "canceling statement due to user request or timeout".to_string(),
+            Error::Layout(what) | Error::Skipped(what) | Error::Internal(what) => what.clone(),
         }
     }
 
@@ -193,6 +207,8 @@ impl Error {
                     .into()
             }
             Error::NotInstalled => "CREATE EXTENSION awa_queue.".into(),
+            Error::Skipped(_) => "It is tried again by itself.".into(),
+            Error::Cancelled => return None,
             Error::Layout(_) => "Restore the index or column, or reinstall the extension.".into(),
             Error::Internal(_) => "Please report this with the server log.".into(),
         })

@@ -6,6 +6,7 @@
 
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod adopt;
 mod api;
 mod backoff;
 mod bits;
@@ -20,6 +21,7 @@ mod duty;
 mod enqueue;
 mod error;
 mod failure;
+mod grow;
 mod held;
 mod ids;
 mod inspect;
@@ -30,6 +32,7 @@ mod locate;
 mod logs;
 mod options;
 mod pg;
+mod policy;
 mod queue;
 mod ranges;
 mod receipt;
@@ -41,9 +44,12 @@ mod runs;
 mod session;
 mod settings;
 mod statement;
+mod statistics;
 mod stats;
+mod sums;
 mod upkeep;
 mod walk;
+mod worker;
 
 pgrx::pg_module_magic!(name, version);
 
@@ -56,5 +62,11 @@ pub extern "C-unwind" fn _PG_init() {
     pg::xact::install();
     if preloading {
         pg::shmem::install(settings::shared_lanes());
+        // pg_upgrade's server must not be written to.
+        if !pg::bgworker::is_binary_upgrade() {
+            pg::roster::install();
+            pg::databases::install();
+            pg::bgworker::register_launcher();
+        }
     }
 }

@@ -192,9 +192,6 @@ impl Outcome {
     }
 }
 
-/// Outcomes that end nothing, as SQL has them in a list.
-pub const NO_ENDINGS: &str = "('s', 'q')";
-
 /// Checks that a log table has the expected columns at the expected places.
 pub fn verify(oid: Oid, name: &str, columns: &[&str]) -> Result<()> {
     for (i, column) in columns.iter().enumerate() {

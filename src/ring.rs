@@ -5,6 +5,7 @@
 //! of the ring table says that the ring changed. Both signals are always used: after a promotion only the
 //! second has been seen. Whoever relies on a view checks it again under the lock that makes it last.
 
+use crate::adopt;
 use crate::error::{Error, Result};
 use crate::logs;
 use crate::pg::command;
@@ -12,6 +13,7 @@ use crate::pg::heap;
 use crate::pg::inject::{self, Mutant};
 use crate::pg::latest::Latest;
 use crate::pg::lock::{Class, Mode, ShortLock};
+use crate::pg::roster;
 use crate::pg::shmem;
 use crate::pg::table::{self, Access, Oid, Table, NO_OID};
 use crate::pg::xact;
@@ -155,6 +157,7 @@ pub fn read_events(ring: Oid) -> Events {
     Events::fold(rows)
 }
 
+/// A table of ours by its name.
 pub fn relation(name: &str) -> Result<Oid> {
     table::find(SCHEMA, name).ok_or(Error::NotInstalled)
 }
@@ -199,7 +202,10 @@ pub fn view_for_write() -> Result<Rc<View>> {
     if xact::ring_bump_is_pending() {
         return Err(Error::AfterMaintenance("this verb"));
     }
-    view()
+    roster::note_verb();
+    let view = view()?;
+    adopt::at_first_verb(&view.tables, view.incarnation)?;
+    Ok(view)
 }
 
 /// Whether a view is still true. Takes in what has been committed so far.
@@ -213,6 +219,7 @@ pub fn is_current(view: &View) -> bool {
 fn load() -> Result<Rc<View>> {
     // From here to the end there is no view: whatever goes wrong in between, an old one is not used again.
     VIEW.with(|v| v.borrow_mut().take());
+    adopt::forget();
     let stamp = STAMP.with(|s| {
         s.set(s.get() + 1);
         s.get()

@@ -1,24 +1,27 @@
-//! The three steps of a slot's life after it was current: sealed, closed, emptied. Each is meant for a
+//! The steps of a slot's life after it was current: sealed, closed, finished, emptied. Each is meant for a
 //! transaction of its own, never waits for anybody, and says why it did nothing.
 //!
 //! Sealed: takes no new folds. Closed: no transaction that wrote into it is left and none can come, so its
-//! segments never change again. Emptied: every job of it has ended, proved by counts under the lock.
+//! segments never change again. Finished: every job of it has ended, and what it holds is summed up. Emptied:
+//! the same proved again by counts under the lock.
 
 use crate::error::{Error, Result};
 use crate::lane::{self, LaneId};
-use crate::logs::NO_ENDINGS;
 use crate::pg::command;
 use crate::pg::horizon;
 use crate::pg::inject::{self, Mutant, Point};
+use crate::pg::latest::Latest;
 use crate::pg::lock::{self, Class, Mode, TableMode, TransactionLock};
 use crate::pg::table::{Access, Table};
 use crate::pg::time;
+use crate::pg::warn;
 use crate::pg::xact;
 use crate::queue;
 use crate::receipt::MAX_SLOTS;
 use crate::ring::{self, Events, SlotState, Tables, View, RING_KEY};
 use crate::settings;
 use crate::statement::{self, number, run};
+use crate::sums::{self, Finished, SlotLogs, Stored};
 use std::fmt;
 
 /// What a step did, or why it did nothing.
@@ -28,6 +31,8 @@ pub enum Step {
         current: u8,
     },
     Closed,
+    /// Summed up.
+    Finished,
     Emptied,
     /// Another session is at the ring.
     Busy,
@@ -54,6 +59,7 @@ impl fmt::Display for Step {
         match self {
             Step::Sealed { current } => write!(f, "sealed: slot {current} is current"),
             Step::Closed => f.write_str("closed"),
+            Step::Finished => f.write_str("finished"),
             Step::Emptied => f.write_str("emptied"),
             Step::Busy => f.write_str("busy"),
             Step::NoEmptySlot => f.write_str("no empty slot"),
@@ -70,9 +76,9 @@ impl fmt::Display for Step {
 }
 
 /// The logs, in the order in which they are locked.
-const LOGS: [&str; 4] = ["ready", "segments", "claims", "closures"];
+pub const LOGS: [&str; 4] = ["ready", "segments", "claims", "closures"];
 
-fn begin(step: &str) -> Result<Tables> {
+pub fn begin(step: &str) -> Result<Tables> {
     command::refuse_read_only(step)?;
     command::require_read_committed(step)?;
     let tables = ring::tables()?;
@@ -84,7 +90,7 @@ fn begin(step: &str) -> Result<Tables> {
 
 /// Sessions that read the ring hold its lock for microseconds, and many of them read it at once after each
 /// change: they are let pass. Another maintainer holds it to its COMMIT and is not waited for.
-fn lock_ring() -> Option<TransactionLock> {
+pub fn lock_ring() -> Option<TransactionLock> {
     TransactionLock::try_for(Class::Ring, RING_KEY, Mode::Exclusive, RING_PATIENCE)
 }
 
@@ -146,6 +152,7 @@ pub fn close(slot: u8) -> Result<Step> {
         ),
         &[],
     )?;
+    sums::store_entries(&tables, slot, events.generation(slot))?;
     add_event(&tables, events.last + 1, slot, "c", events.generation(slot))?;
     xact::bump_ring_at_commit(tables.ring);
     Ok(Step::Closed)
@@ -163,6 +170,50 @@ fn not_in_state(events: &Events, slot: u8, state: SlotState, otherwise: Step) ->
     }
 }
 
+/// Sums up a closed slot once every job of it has ended.
+pub fn finish(slot: u8) -> Result<Step> {
+    let tables = begin("awa_internal.close()")?;
+    let Some(ring_lock) = lock_ring() else {
+        return Ok(Step::Busy);
+    };
+    let events = ring::read_events(tables.ring);
+    if let Some(why) = not_in_state(&events, slot, SlotState::Closed, Step::NotClosed) {
+        return Ok(why);
+    }
+    match finished_or_open(&tables, slot, events.generation(slot))? {
+        Ok(_) => {
+            ring_lock.keep();
+            Ok(Step::Finished)
+        }
+        Err(open) => Ok(open),
+    }
+}
+
+/// What is noted of a finished slot, noted now where it was not; or how many of its jobs have not ended.
+fn finished_or_open(
+    tables: &Tables,
+    slot: u8,
+    generation: i64,
+) -> Result<std::result::Result<Finished, Step>> {
+    let latest = Latest::take();
+    let stored = Stored::read(&latest)?;
+    if let Some(finished) = stored.finished(slot, generation) {
+        return Ok(Ok(finished));
+    }
+    let counts = SlotLogs::open(slot)?.count(&latest, Some(stored.sums(slot, generation)));
+    if counts.open() != 0 {
+        return Ok(Err(Step::Open {
+            open: counts.open(),
+            of: counts.jobs(),
+        }));
+    }
+    sums::store_finished(tables, slot, generation, &counts)?;
+    match Stored::read(&Latest::take())?.finished(slot, generation) {
+        Some(finished) => Ok(Ok(finished)),
+        None => Err(Error::Internal(format!("slot {slot} was not noted as finished"))),
+    }
+}
+
 /// Empties a closed slot of which every job has ended, whose retention is over (unless ignored) and which
 /// no older snapshot can want any more.
 pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
@@ -171,6 +222,7 @@ pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
     if let Some(why) = not_in_state(&events, slot, SlotState::Closed, Step::NotClosed) {
         return Ok(why);
     }
+    let generation = events.generation(slot);
     let oids = LOGS
         .iter()
         .map(|log| ring::slot_relation(log, slot))
@@ -179,33 +231,45 @@ pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
     if !lock::try_lock_tables(&oids, TableMode::AccessShare) {
         return Ok(Step::Busy);
     }
-    // First without any lock that disturbs: most tries end here.
-    if let Some(why) = unfinished(&tables, slot)? {
-        return Ok(why);
-    }
-    if !ignore_retention && is_retained(&tables, slot)? {
-        return Ok(Step::Retained);
-    }
-    if is_wanted_by_snapshot(&tables, slot)? {
-        return Ok(Step::Snapshot);
-    }
     let Some(ring_lock) = lock_ring() else {
         return Ok(Step::Busy);
     };
+    // First without any lock that disturbs: most tries end here.
+    let finished = match finished_or_open(&tables, slot, generation)? {
+        Ok(finished) => finished,
+        Err(open) => return Ok(open),
+    };
+    if !ignore_retention && retained_until(&tables, slot, &finished)?.is_some_and(|t| time::now() < t) {
+        return Ok(keep(ring_lock, Step::Retained));
+    }
+    let wanted = is_wanted_by_snapshot(&tables, slot, &finished)?;
+    if wanted && finished.grace_ends().is_some_and(|t| time::now() < t) {
+        return Ok(keep(ring_lock, Step::Snapshot));
+    }
+    // Nobody adds to what points into a finished slot, so most of it goes before the lock.
+    clear_references(&tables, slot)?;
     if !lock::try_lock_tables(&oids, TableMode::AccessExclusive) {
-        return Ok(Step::Blocked);
+        return Ok(keep(ring_lock, Step::Blocked));
     }
     // Proved again under the locks, with snapshots taken after them.
     let events = ring::read_events(tables.ring);
     if let Some(why) = not_in_state(&events, slot, SlotState::Closed, Step::NotClosed) {
-        return Ok(why);
+        return Ok(keep(ring_lock, why));
     }
-    if let Some(why) = unfinished(&tables, slot)? {
-        return Ok(why);
+    let counts = SlotLogs::open(slot)?.count(&Latest::take(), None);
+    if counts.open() != 0 {
+        let open = Step::Open {
+            open: counts.open(),
+            of: counts.jobs(),
+        };
+        return Ok(keep(ring_lock, open));
+    }
+    if clear_references(&tables, slot)? > 0 {
+        return Ok(keep(ring_lock, Step::Blocked));
     }
     ring_lock.keep();
     note_claimed(&tables, slot)?;
-    add_totals(&tables, slot)?;
+    sums::move_to_totals(&tables, slot, generation)?;
     let names: Vec<String> = LOGS
         .iter()
         .map(|log| format!("awa_internal.{log}_{slot}"))
@@ -216,80 +280,88 @@ pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
         "DELETE FROM awa_internal.ring WHERE slot = $1",
         &[i16::from(slot).into()],
     )?;
-    add_event(&tables, events.last + 1, slot, "e", events.generation(slot))?;
+    add_event(&tables, events.last + 1, slot, "e", generation)?;
     if !inject::mutant(Mutant::EpochEmpty) {
         xact::bump_ring_at_commit(tables.ring);
     }
     inject::reach(Point::MaintainEmptied);
+    if wanted {
+        warn::log(&format!(
+            "awa_queue: slot {slot} is emptied although a snapshot from before its last job ended is still in use: \
+             awa_queue.snapshot_grace is over; a dump that uses the snapshot misses jobs that waited then"
+        ));
+    }
     Ok(Step::Emptied)
 }
 
-/// Every job of a slot has ended when the jobs of its segments are as many as its closures say. Claims and
-/// closures lie in the slot of their segments.
-fn unfinished(tables: &Tables, slot: u8) -> Result<Option<Step>> {
-    let jobs = number(
-        tables,
-        &format!("SELECT COALESCE(pg_catalog.sum(n), 0)::pg_catalog.int8 FROM awa_internal.segments_{slot}"),
-    )?
-    .unwrap_or(0);
-    let ended = number(
-        tables,
-        &format!(
-            "SELECT COALESCE(pg_catalog.sum(n), 0)::pg_catalog.int8 FROM awa_internal.closures_{slot}
-             WHERE outcome NOT IN {NO_ENDINGS}"
-        ),
-    )?
-    .unwrap_or(0);
-    Ok((jobs != ended).then_some(Step::Open {
-        open: jobs - ended,
-        of: jobs,
-    }))
+/// What was noted on the way to a refusal is written under the ring lock, which stays until the COMMIT.
+fn keep(ring_lock: TransactionLock, step: Step) -> Step {
+    ring_lock.keep();
+    step
 }
 
-/// When the slot's last job ended, microseconds since 2000; None where it holds none.
-fn last_closed_at(tables: &Tables, slot: u8) -> Result<Option<i64>> {
-    number(
-        tables,
-        &format!(
-            "SELECT (pg_catalog.date_part('epoch', pg_catalog.max(closed_at) - timestamptz '2000-01-01 00:00:00+00') * 1000000)::pg_catalog.int8
-             FROM awa_internal.closures_{slot}"
-        ),
-    )
+/// What may point into a slot, each table with its column: none of it outlives the slot. (`deferred` and
+/// `dead_letters` hold copies of their jobs and point nowhere.)
+const REFERENCES: [(&str, &str); 1] = [("attempts", "slot")];
+
+/// Deletes what points into a finished slot, except rows that an open transaction has locked; returns how many
+/// are left.
+fn clear_references(tables: &Tables, slot: u8) -> Result<i64> {
+    let mut left = 0;
+    for (table, column) in REFERENCES {
+        run(
+            tables,
+            &format!(
+                "DELETE FROM awa_internal.{table} WHERE ctid = ANY (ARRAY(
+                     SELECT ctid FROM awa_internal.{table} WHERE {column} = $1 FOR UPDATE SKIP LOCKED))"
+            ),
+            &[i16::from(slot).into()],
+        )?;
+        let count = format!("SELECT pg_catalog.count(*) FROM awa_internal.{table} WHERE {column} = {slot}");
+        left += number(tables, &count)?.unwrap_or(0);
+    }
+    Ok(left)
 }
 
-/// The longest retention among the queues that have jobs in the slot, microseconds.
-fn retention_of(tables: &Tables, slot: u8) -> Result<i64> {
-    let default = queue::DEFAULT_RETENTION.approx_micros();
+impl Finished {
+    /// When an older snapshot keeps the slot no longer.
+    pub fn grace_ends(&self) -> Option<i64> {
+        Some(self.ended_at?.saturating_add(settings::snapshot_grace_micros()))
+    }
+}
+
+/// Until when finished jobs of a slot are to be seen: the longest retention among the queues that have jobs in
+/// it. None where it holds none.
+pub fn retained_until(tables: &Tables, slot: u8, finished: &Finished) -> Result<Option<i64>> {
+    let Some(ended_at) = finished.ended_at else {
+        return Ok(None);
+    };
     let longest = number(
         tables,
         &format!(
             "SELECT (pg_catalog.date_part('epoch', pg_catalog.max(
                         COALESCE((q.settings->>'retention')::pg_catalog.interval, interval '1 day'))) * 1000000)::pg_catalog.int8
              FROM awa_internal.queues q
-             WHERE q.queue_id IN (SELECT DISTINCT (lane_id >> 8)::pg_catalog.int4 FROM awa_internal.segments_{slot})"
+             WHERE q.queue_id IN (SELECT (lane_id >> 8)::pg_catalog.int4 FROM awa_internal.slot_sums WHERE slot = {slot})"
         ),
     )?;
-    Ok(longest.unwrap_or(default))
-}
-
-fn is_retained(tables: &Tables, slot: u8) -> Result<bool> {
-    let Some(closed_at) = last_closed_at(tables, slot)? else {
-        return Ok(false);
-    };
-    Ok(time::now() < closed_at.saturating_add(retention_of(tables, slot)?))
+    let retention = longest.unwrap_or(queue::DEFAULT_RETENTION.approx_micros());
+    Ok(Some(ended_at.saturating_add(retention)))
 }
 
 /// TRUNCATE is not MVCC: a dump whose snapshot is older than the last closure would find none of the jobs
 /// that waited at its snapshot.
-fn is_wanted_by_snapshot(tables: &Tables, slot: u8) -> Result<bool> {
-    let Some(closed_at) = last_closed_at(tables, slot)? else {
-        return Ok(false);
-    };
-    if time::now() >= closed_at.saturating_add(settings::snapshot_grace_micros()) {
+pub fn is_wanted_by_snapshot(tables: &Tables, slot: u8, finished: &Finished) -> Result<bool> {
+    if finished.ended_at.is_none() {
         return Ok(false);
     }
     let closures = Table::open(ring::slot_relation("closures", slot)?, Access::Read);
-    Ok(!horizon::everybody_sees(&closures))
+    if finished.incarnation == ring::check_world(tables)? {
+        Ok(!horizon::has_reached(&closures, finished.seen_after))
+    } else {
+        // The note was restored: its transaction id is another server's.
+        Ok(!horizon::everybody_sees(&closures))
+    }
 }
 
 /// Notes for each lane of the slot how far nothing is left to claim: below the lane's lowest segment in the
@@ -339,7 +411,7 @@ fn lowest_committed_elsewhere(tables: &Tables, view: &View, lane: LaneId, except
 fn lanes_of(tables: &Tables, slot: u8) -> Result<Vec<(LaneId, i64)>> {
     let sql = format!(
         "SELECT l.lane_id, l.appended_through FROM awa_internal.lanes l
-         WHERE l.lane_id IN (SELECT lane_id FROM awa_internal.segments_{slot})"
+         WHERE l.lane_id IN (SELECT lane_id FROM awa_internal.slot_sums WHERE slot = {slot})"
     );
     statement::rows(tables, &sql, |row| {
         Ok((
@@ -347,23 +419,4 @@ fn lanes_of(tables: &Tables, slot: u8) -> Result<Vec<(LaneId, i64)>> {
             row.get::<i64>(2)?.unwrap_or(0),
         ))
     })
-}
-
-/// Adds the slot's counts to the totals of its queues, which outlive it.
-fn add_totals(tables: &Tables, slot: u8) -> Result<()> {
-    run(
-        tables,
-        &format!(
-            "INSERT INTO awa_internal.queue_totals AS t (queue_id, outcome, n)
-             SELECT queue_id, outcome, pg_catalog.sum(n)::pg_catalog.int8 FROM (
-                 SELECT (s.lane_id >> 8)::pg_catalog.int4 AS queue_id, 'e'::\"char\" AS outcome, s.n
-                 FROM awa_internal.segments_{slot} s
-                 UNION ALL
-                 SELECT (c.lane_id >> 8)::pg_catalog.int4, x.outcome, x.n
-                 FROM awa_internal.closures_{slot} x JOIN awa_internal.claims_{slot} c USING (claim_no)) counted
-             GROUP BY queue_id, outcome ORDER BY queue_id, outcome
-             ON CONFLICT (queue_id, outcome) DO UPDATE SET n = t.n + excluded.n"
-        ),
-        &[],
-    )
 }

@@ -7,7 +7,9 @@ static MAX_ARGS_BYTES: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
 static SLOT_SIZE: GucSetting<i32> = GucSetting::<i32>::new(64);
 static SLOT_AGE: GucSetting<i32> = GucSetting::<i32>::new(60);
 static RETENTION_SIZE: GucSetting<i32> = GucSetting::<i32>::new(4096);
+static MAX_SLOTS: GucSetting<i32> = GucSetting::<i32>::new(32);
 static SNAPSHOT_GRACE: GucSetting<i32> = GucSetting::<i32>::new(6 * 3600);
+static WORKER: GucSetting<bool> = GucSetting::<bool>::new(true);
 static SHARED_LANES: GucSetting<i32> = GucSetting::<i32>::new(2048);
 
 /// Queues that are first named in an enqueue are created with default settings.
@@ -35,9 +37,19 @@ pub fn retention_bytes() -> i64 {
     i64::from(RETENTION_SIZE.get()) * 1024 * 1024
 }
 
+/// Slots are added up to this number while none is empty.
+pub fn max_slots() -> u8 {
+    MAX_SLOTS.get() as u8
+}
+
 /// How long an old snapshot can keep a finished slot from being emptied, in microseconds.
 pub fn snapshot_grace_micros() -> i64 {
     i64::from(SNAPSHOT_GRACE.get()) * 1_000_000
+}
+
+/// Whether background workers do the maintenance.
+pub fn worker() -> bool {
+    WORKER.get()
 }
 
 /// Defines the settings; `preloading` while the postmaster loads the library.
@@ -92,6 +104,17 @@ pub fn register(preloading: bool) {
         GucContext::Sighup,
         GucFlags::UNIT_MB,
     );
+    // 64 MB each by default: 2 GB before the current slot has to grow. A receipt has room for 64.
+    GucRegistry::define_int_guc(
+        c"awa_queue.max_slots",
+        c"Number of slots up to which the ring is extended while no slot is empty.",
+        c"Slots are never taken away again. Beyond the number the current slot grows.",
+        &MAX_SLOTS,
+        16,
+        64,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
     // TRUNCATE is not MVCC: a dump that began before would miss jobs that waited at its snapshot.
     GucRegistry::define_int_guc(
         c"awa_queue.snapshot_grace",
@@ -102,6 +125,15 @@ pub fn register(preloading: bool) {
         30 * 86_400,
         GucContext::Sighup,
         GucFlags::UNIT_S,
+    );
+    // Off is for a server whose maintenance is run by hand, or while something is looked into.
+    GucRegistry::define_bool_guc(
+        c"awa_queue.worker",
+        c"Background workers do the maintenance of each database that has the extension.",
+        c"Only where the library is preloaded. Off: CALL awa.maintain() does the same.",
+        &WORKER,
+        GucContext::Sighup,
+        GucFlags::default(),
     );
     if preloading {
         // A lane's entry takes about 3 kB; lanes beyond the number use their index instead.

@@ -259,6 +259,7 @@ def test_a_million_deferred_jobs_cost_an_enqueue_and_a_claim_nothing(s):
 
 def test_a_late_commit_with_an_early_run_at_is_not_missed(any_db):
     late, s = any_db.session(), any_db.session()
+    s.sql("SELECT awa.create_queue('q')")
     late.sql("BEGIN")
     late.sql("SELECT awa.enqueue('q', '1', run_in => '1 s')")
     s.sql("SELECT awa.enqueue('q', '2', run_in => '2 s')")

@@ -19,7 +19,7 @@ SELECT * FROM t.try_all(
     $$SELECT awa.enqueue('q', priority => -9223372036854775808)$$, $$SELECT awa.enqueue('q', priority => 4294967298)$$,
     $$SELECT awa.enqueue('q', max_attempts => 0)$$, $$SELECT awa.enqueue('q', max_attempts => 1001)$$,
     $$SELECT awa.enqueue('q', max_attempts => 65537)$$,
-    $$SELECT awa.enqueue('q', run_at => now(), run_in => '0')$$,
+    $$SELECT awa.enqueue('q', run_at => now(), run_in => '0')$$, $$SELECT awa.enqueue('q', run_at => 'infinity')$$,
     $$SELECT awa.enqueue_batch('q', '{1}', priority => 5)$$, $$SELECT awa.enqueue_batch('q', '{1}', max_attempts => 0)$$,
     $$SELECT awa.enqueue_batch('q', '{1,2}', ordering_keys => '{a}')$$,
     $$SELECT awa.enqueue_batch('q', '{1}', ordering_keys => '{}')$$,
@@ -155,4 +155,4 @@ DROP ROLE regress_awa_nobody, regress_awa_worker;
 SELECT awa.enqueue('q', priority => 7);
 SELECT awa.enqueue_batch('q', '{1,2}', ordering_keys => '{a}');
 SELECT awa.enqueue('q', options => '{"when": "later"}');
-SELECT awa.fail('{1}');
+SELECT awa.park(1);

@@ -2,14 +2,16 @@
 SELECT awa.create_queue('u.one');
 SELECT awa.create_queue('u.one', '{"priority": 1}') AS nothing_changed;
 SELECT awa.create_queue(queue => 'u.all', settings => '{"shards": 4, "ordering": "strict", "priority": 1, "max_attempts": 7, "lease": "10 s",
-    "retention": "2 d", "aging_interval": "30 s", "max_args_bytes": 2000, "description": "all that is built"}');
+    "retention": "2 d", "aging_interval": "30 s", "max_args_bytes": 2000, "failed_retention": "30 d", "dead_letters": false,
+    "backoff": {"base": "5 s", "jitter": 0}, "description": "all that is built"}');
 SELECT jsonb_pretty(awa.alter_queue('u.one', '{}'));
 SELECT jsonb_pretty(awa.alter_queue('u.all', '{}'));
 
 -- A change keeps the rest; null goes back to the default.
 SELECT awa.alter_queue('u.all', '{"priority": 3, "description": null, "lease": null}')
        = '{"shards": 4, "ordering": "strict", "priority": 3, "max_attempts": 7, "lease": "5 min", "retention": "2 d",
-           "aging_interval": "30 s", "max_args_bytes": 2000, "description": null}' AS effective;
+           "aging_interval": "30 s", "max_args_bytes": 2000, "failed_retention": "30 d", "dead_letters": false,
+           "backoff": {"base": "5 s", "factor": 2, "jitter": 0, "max": "24 h"}, "description": null}' AS effective;
 SELECT awa.alter_queue('u.all', '{}') ->> 'priority' AS kept;
 -- It counts for the next call of every session, and a rollback takes it back.
 SELECT priority, max_attempts FROM awa.enqueue('u.all') e, LATERAL awa.claim('u.all', 1 + 0 * e);

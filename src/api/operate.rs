@@ -1,5 +1,6 @@
 //! Operators: queues and their settings, pausing, maintenance and its single steps.
 
+use crate::adopt;
 use crate::error::{Error, Result};
 use crate::options;
 use crate::pg::command;
@@ -24,6 +25,7 @@ sql_function! {
     awa_seal, pg_finfo_awa_seal => seal;
     awa_close, pg_finfo_awa_close => close;
     awa_empty, pg_finfo_awa_empty => empty;
+    awa_adopt, pg_finfo_awa_adopt => adopt;
     awa_ring_changed, pg_finfo_awa_ring_changed => ring_changed;
 }
 
@@ -187,10 +189,16 @@ fn empty(call: &Call) -> Result<Output> {
     )?)
 }
 
+fn adopt(_: &Call) -> Result<Output> {
+    Ok(adopt::adopt()?.into())
+}
+
 /// Statement trigger: somebody else than our steps wrote the ring (a restore, say), so all sessions have to
 /// read it again.
 fn ring_changed(_: &Call) -> Result<Output> {
-    ring::announce_change()?;
+    if !adopt::is_quiet() {
+        ring::announce_change()?;
+    }
     Ok(Output::Done)
 }
 

@@ -319,6 +319,12 @@ fn due(run_at: Option<i64>, run_in: Option<Interval>) -> Result<Option<i64>> {
             "Pass one of them.",
         ));
     }
+    if run_at == Some(i64::MAX) {
+        return Err(Error::bad_value(
+            "run_at must not be infinite",
+            "A job that never runs is none; pause a queue instead.",
+        ));
+    }
     Ok(run_at.or(run_in.map(|i| i.after(now))).filter(|at| *at > now))
 }
 

@@ -31,6 +31,13 @@ const FEATURES: &[&str] = &[
     "claim_from",
     "complete",
     "complete_and_claim",
+    "fail",
+    "snooze",
+    "run_at",
+    "run_in",
+    "dead_letters",
+    "backoff",
+    "failed_retention",
     "release",
     "cancel_claimed",
     "create_queue",
@@ -43,6 +50,9 @@ const FEATURES: &[&str] = &[
     "jobs",
     "queue_stats",
     "ring_status",
+    "heartbeat",
+    "set_progress",
+    "expire_leases",
 ];
 
 fn version(call: &Call) -> Result<Output> {

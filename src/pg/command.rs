@@ -59,6 +59,15 @@ pub fn commit_and_begin() {
     }
 }
 
+/// Rolls back the current transaction of a procedure, broken or not, and begins the next.
+pub fn roll_back_and_begin() {
+    // SAFETY: as above; an error that was caught is ended by the rollback.
+    unsafe {
+        pg_sys::SPI_rollback();
+        begin_settings();
+    }
+}
+
 /// Sets the transaction's own properties against `default_transaction_*` of role or database.
 pub fn begin_settings() {
     // SAFETY: plain variables of this process, reset by PostgreSQL at the next transaction start; set
@@ -77,6 +86,18 @@ pub fn with_transaction_control<R>(body: impl FnOnce() -> R) -> R {
     // SAFETY: connected above.
     unsafe { pg_sys::SPI_finish() };
     result
+}
+
+/// Identifier of this server's data directory and its standbys, from its control file.
+pub fn system_id() -> i64 {
+    // SAFETY: reads shared memory.
+    unsafe { pg_sys::GetSystemIdentifier() as i64 }
+}
+
+/// The oid of the database this session is in.
+pub fn database() -> u32 {
+    // SAFETY: set for the life of a backend.
+    unsafe { pg_sys::MyDatabaseId }.to_u32()
 }
 
 /// The name of the current user.

@@ -3,6 +3,7 @@
 use super::heap;
 use super::latest::Latest;
 use super::table::Table;
+use super::xact;
 use pgrx::pg_sys;
 
 /// Whether every snapshot that is still in use sees all rows that the table has now: the youngest of them
@@ -24,4 +25,13 @@ pub fn everybody_sees(table: &Table) -> bool {
     // SAFETY: table is open.
     let horizon = unsafe { pg_sys::GetOldestNonRemovableTransactionId(table.rel) }.into_inner();
     (youngest.wrapping_sub(horizon) as i32) < 0
+}
+
+/// Whether every snapshot that is still in use sees what was committed when `xid` (with its epoch) was the next
+/// transaction id.
+pub fn has_reached(table: &Table, xid: u64) -> bool {
+    // SAFETY: table is open.
+    let horizon = unsafe { pg_sys::GetOldestNonRemovableTransactionId(table.rel) }.into_inner();
+    // The horizon may be the next id itself, which has not been given out yet.
+    xid <= xact::widen(horizon, xact::next_xid() + 1)
 }

@@ -23,8 +23,10 @@ pub enum Class {
     Queue = 86,
     /// Drawing a block of claim numbers.
     ClaimNumbers = 87,
-    /// The step that rescues attempts: one at a time, to the end of its transaction.
-    Rescue = 91,
+    /// A duty of maintenance: worker and CALL awa.maintain() do not do the same one at once.
+    Duty = 88,
+    /// Taking over a database that is not known as ours.
+    Adopt = 89,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +157,8 @@ pub fn wait_for_transaction(class: Class, key: u64, mode: Mode, limit: std::time
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableMode {
     AccessShare,
+    /// As ANALYZE and VACUUM take it.
+    ShareUpdateExclusive,
     Share,
     AccessExclusive,
 }
@@ -163,6 +167,7 @@ impl TableMode {
     fn raw(self) -> pg_sys::LOCKMODE {
         match self {
             TableMode::AccessShare => pg_sys::AccessShareLock as pg_sys::LOCKMODE,
+            TableMode::ShareUpdateExclusive => pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE,
             TableMode::Share => pg_sys::ShareLock as pg_sys::LOCKMODE,
             TableMode::AccessExclusive => pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE,
         }

@@ -5,9 +5,11 @@
 //! way out. They must not call PostgreSQL then: `unwinding()` is asked first, and the transaction's abort
 //! gives back what they would have.
 
+pub mod bgworker;
 pub mod command;
 pub mod compat;
 pub mod composite;
+pub mod databases;
 pub mod datum;
 pub mod fmgr;
 pub mod heap;
@@ -19,12 +21,14 @@ pub mod latest;
 pub mod lock;
 pub mod memory;
 pub mod owner;
+pub mod roster;
 pub mod rows;
 pub mod scan;
 pub mod shmem;
 pub mod subxact;
 pub mod table;
 pub mod time;
+pub mod vacuum;
 pub mod warn;
 pub mod xact;
 

@@ -82,6 +82,19 @@ impl Table {
         unsafe { pg_sys::RelationGetNumberOfBlocksInFork(self.rel, pg_sys::ForkNumber::MAIN_FORKNUM) }
     }
 
+    /// Number of bytes of the table with its indexes and its TOAST.
+    pub fn total_bytes(&self) -> i64 {
+        // SAFETY: pg_total_relation_size(regclass) takes the oid of an open relation.
+        unsafe {
+            pg_sys::OidFunctionCall1Coll(
+                pg_sys::F_PG_TOTAL_RELATION_SIZE.into(),
+                pg_sys::InvalidOid,
+                pg_sys::Datum::from(self.oid()),
+            )
+            .value() as i64
+        }
+    }
+
     /// A number that changes when the table's storage is replaced (VACUUM FULL, TRUNCATE, CLUSTER).
     pub fn storage(&self) -> u64 {
         // SAFETY: rel is open, rd_rel is its pg_class row.

@@ -81,6 +81,7 @@ unsafe extern "C-unwind" fn at_relcache_invalidation(_arg: pg_sys::Datum, relid:
 }
 
 fn end_of_transaction(aborted: bool) {
+    super::roster::end_of_transaction(aborted);
     if aborted && FORGET_ON_ABORT.get() {
         QUEUES_VALID.set(false);
     }

@@ -111,6 +111,8 @@ class Cluster:
         self.settings = dict(DEFAULTS)
         if preload:
             self.settings["shared_preload_libraries"] = "awa_queue"
+            # A test that does maintenance step by step wants nobody else to do it; ask for it by settings.
+            self.settings["awa_queue.worker"] = "off"
         self.settings.update(settings or {})
         self.initdb_options = tuple(initdb_options)
         self.dir = None
