@@ -19,17 +19,17 @@ VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION awa_internal."empty" (integer, boolean) IS
 'Empties a closed slot of which every job has ended. Returns: emptied | current | not closed | open: X of Y | retained | snapshot | blocked | busy.';
 
-CREATE FUNCTION awa_internal.rescue () RETURNS text
-LANGUAGE c AS 'MODULE_PATHNAME', 'awa_rescue'
-VOLATILE PARALLEL UNSAFE;
-COMMENT ON FUNCTION awa_internal.rescue () IS
-'Ends attempts whose lease is over, about 1,000 at a time. Returns: rescued: N | rescued: N, more.';
-
 CREATE FUNCTION awa_internal.adopt () RETURNS text
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_adopt'
 VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION awa_internal.adopt () IS
 'Takes over tables that came from elsewhere (a logical subscriber before its first verb, a restore of the data alone): sequences above every number in use, a fresh incarnation. Returns: adopted | busy. 25001 outside READ COMMITTED.';
+
+CREATE FUNCTION awa_internal.rescue () RETURNS text
+LANGUAGE c AS 'MODULE_PATHNAME', 'awa_rescue'
+VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION awa_internal.rescue () IS
+'Ends attempts whose lease is over, about 1,000 at a time. Returns: rescued: N | rescued: N, more.';
 
 CREATE FUNCTION awa_internal.lane_state (lane_id bigint) RETURNS text
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_lane_state'

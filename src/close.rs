@@ -10,6 +10,7 @@
 
 use crate::bits::Bits;
 use crate::body::{Body, Head, Reader};
+use crate::checkpoint::Checkpoints;
 use crate::counts::{self, Counted};
 use crate::dead;
 use crate::defer;
@@ -300,6 +301,7 @@ fn move_on(view: &Rc<View>, what: &Finish, fates: &[Fate], jobs: &[Option<Job>])
     let now = time::now();
     let mut released = Vec::new();
     let mut put_off = Vec::new();
+    let mut checkpoints = None;
     let mut dead = Vec::new();
     let mut seen = std::collections::HashSet::new();
     for (i, fate) in fates.iter().enumerate() {
@@ -316,7 +318,13 @@ fn move_on(view: &Rc<View>, what: &Finish, fates: &[Fate], jobs: &[Option<Job>])
             Outcome::Snoozed | Outcome::Retried | Outcome::Rescued => {
                 let (job, body) = whole(job)?;
                 let queue = queue::find_by_id(view, job.lane.queue_id())?;
-                let put = defer::between_attempts(view, what, outcome, i, job, body, queue.as_deref(), now);
+                let checkpoints = match &checkpoints {
+                    Some(checkpoints) => checkpoints,
+                    None => checkpoints.insert(Checkpoints::open()?),
+                };
+                let checkpoint = checkpoints.of(job.receipt);
+                let queue = queue.as_deref();
+                let put = defer::between_attempts(view, what, outcome, i, job, body, queue, checkpoint, now);
                 due[i] = Some(put.run_at);
                 if first {
                     put_off.push(put);
@@ -387,7 +395,8 @@ fn close_group(
                 lock::wait_for_xid(xid);
             }
             Ok(closed) => {
-                return append_closures(slot, g, claim, &closed, what, jobs, fates, lock);
+                append_closures(slot, g, claim, &closed, what, jobs, fates, lock)?;
+                return Ok(());
             }
         }
     }

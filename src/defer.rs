@@ -140,9 +140,11 @@ pub fn between_attempts(
     job: &Job,
     body: &Body,
     queue: Option<&Queue>,
+    checkpoint: Option<Varlena>,
     now: i64,
 ) -> Deferred {
     let mut carried = Carried::from_body(body, job.segment_at);
+    carried.set_checkpoint(checkpoint);
     let snoozed = outcome == Outcome::Snoozed;
     if !snoozed {
         carried.set(rest::ERRORS, errors_with(what, outcome, position, job, body, now));

@@ -12,6 +12,7 @@ mod backoff;
 mod bits;
 mod body;
 mod carry;
+mod checkpoint;
 mod claim;
 mod close;
 mod counts;

@@ -12,6 +12,7 @@ use crate::pg::heap;
 use crate::pg::latest::Latest;
 use crate::pg::table::{Access, Table};
 use crate::pg::time::{self, SECOND};
+use crate::pg::xact;
 use crate::receipt::MAX_SLOTS;
 use crate::ring::{self, Events, SlotState, Tables};
 use crate::rotation::{self, Step, LOGS};
@@ -22,11 +23,19 @@ use crate::sums::{Finished, Stored};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// The step of a slot (by its generation) that was refused: until when it is left alone, and for how long.
-type Refused = HashMap<(u8, i64), (i64, i64)>;
+/// The step of a slot that was refused.
+#[derive(Clone, Copy)]
+struct Refusal {
+    /// It is left alone until then, and for so long.
+    until: i64,
+    pause: i64,
+    /// Jobs that have not ended: nothing changes before somebody writes, and the next transaction id then.
+    next_xid: Option<u64>,
+}
 
 thread_local! {
-    static REFUSED: RefCell<Refused> = RefCell::new(HashMap::new());
+    /// By slot and generation.
+    static REFUSED: RefCell<HashMap<(u8, i64), Refusal>> = RefCell::new(HashMap::new());
 }
 
 const FIRST_PAUSE: i64 = SECOND;
@@ -37,20 +46,31 @@ pub fn forget_refusals() {
     REFUSED.with(|r| r.borrow_mut().clear());
 }
 
-fn refused_until(slot: (u8, i64)) -> Option<i64> {
-    REFUSED.with(|r| r.borrow().get(&slot).map(|(until, _)| *until))
+fn refusal(slot: (u8, i64)) -> Option<Refusal> {
+    REFUSED.with(|r| r.borrow().get(&slot).copied())
 }
 
 fn rests(slot: (u8, i64)) -> bool {
-    refused_until(slot).is_some_and(|until| time::now() < until)
+    refusal(slot).is_some_and(|r| time::now() < r.until)
 }
 
-fn refuse(slot: (u8, i64)) {
-    REFUSED.with(|r| {
-        let mut r = r.borrow_mut();
-        let pause = pause_after(r.get(&slot).map(|(_, pause)| *pause));
-        r.insert(slot, (time::now().saturating_add(pause), pause));
-    });
+fn refuse(slot: (u8, i64), until_somebody_writes: bool) {
+    let pause = pause_after(refusal(slot).map(|r| r.pause));
+    let refusal = Refusal {
+        until: time::now().saturating_add(pause),
+        pause,
+        next_xid: until_somebody_writes.then(xact::next_xid),
+    };
+    REFUSED.with(|r| r.borrow_mut().insert(slot, refusal));
+}
+
+/// When a slot is to be tried again of which something is due at `at`; None: when somebody has written.
+fn due_again(slot: (u8, i64), at: i64) -> Option<i64> {
+    match refusal(slot) {
+        Some(r) if r.next_xid == Some(xact::next_xid()) => None,
+        Some(r) => Some(r.until.max(at)),
+        None => Some(at),
+    }
 }
 
 fn pause_after(last: Option<i64>) -> i64 {
@@ -135,11 +155,12 @@ impl Ring {
         if bytes_of(self.events.current)? >= settings::slot_bytes() {
             return Ok(true);
         }
-        if self.current_gets_old_at()?.is_some_and(|at| at <= time::now()) {
-            return Ok(true);
-        }
-        // Rows that stay are frozen in slots that are closed.
-        statistics::is_current_old(&self.tables, self.events.current)
+        let Some(old_at) = self.current_gets_old_at()? else {
+            return Ok(false);
+        };
+        Ok(old_at <= time::now()
+            // Only a closed slot is frozen before autovacuum does so with a lock that nothing can end.
+            || !statistics::old_tables_of(&self.tables, self.events.current)?.is_empty())
     }
 }
 
@@ -201,7 +222,7 @@ fn try_one(ring: &Ring) -> Result<Option<bool>> {
             // It becomes the current one with the next step.
             Grown::Added(_) => Ok(Some(true)),
             Grown::AtLimit | Grown::Busy => {
-                refuse(current);
+                refuse(current, false);
                 Ok(Some(false))
             }
         },
@@ -218,26 +239,28 @@ fn did(slot: (u8, i64), step: Step) -> bool {
     if done {
         accept(slot);
     } else {
-        refuse(slot);
+        refuse(slot, matches!(step, Step::Open { .. }));
     }
     done
 }
 
+/// When the next step is due: None while nothing is known to become due. A current slot that becomes large is
+/// not foreseen.
 fn due_after(ring: &Ring) -> Result<Option<i64>> {
     let now = time::now();
     let mut due: Vec<i64> = Vec::new();
     for slot in ring.slots_in(SlotState::Open) {
-        due.push(refused_until(slot).unwrap_or(now));
+        due.extend(due_again(slot, now));
     }
     for slot in ring.slots_in(SlotState::Closed) {
         let at = match ring.finished(slot) {
             None => now,
             Some(finished) => rotation::retained_until(&ring.tables, slot.0, &finished)?.unwrap_or(now),
         };
-        due.push(at.max(refused_until(slot).unwrap_or(at)));
+        due.extend(due_again(slot, at));
     }
     if let Some(old_at) = ring.current_gets_old_at()? {
-        due.push(old_at.max(refused_until(ring.current()).unwrap_or(old_at)));
+        due.extend(due_again(ring.current(), old_at));
     }
     Ok(due.into_iter().min())
 }

@@ -7,7 +7,7 @@ use crate::pg::lock::{try_lock_tables, TableMode};
 use crate::pg::table;
 use crate::receipt::MAX_SLOTS;
 use crate::ring::{self, SlotState, Tables};
-use crate::statement::{number, rows, run};
+use crate::statement::{rows, run};
 
 /// Partitioned parents, then tables that change much.
 const TABLES: [&str; 7] = [
@@ -71,34 +71,26 @@ fn family(name: &str) -> Result<Vec<table::Oid>> {
     Ok([parent].into_iter().chain(children).collect())
 }
 
-/// So old that autovacuum would soon freeze them with a lock that nothing can end.
 const AGE: &str = "GREATEST(pg_catalog.age(c.relfrozenxid), pg_catalog.age(t.relfrozenxid))
     > pg_catalog.current_setting('autovacuum_freeze_max_age')::pg_catalog.int8 / 4";
 const FROM: &str = "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     LEFT JOIN pg_catalog.pg_class t ON t.oid = c.reltoastrelid AND t.oid <> 0
     WHERE n.nspname = 'awa_internal' AND c.relkind = 'r'";
 
-/// Tables of closed slots that are to be frozen.
-pub fn old_closed_tables() -> Result<Vec<String>> {
+/// The tables of closed slots that are so old that autovacuum would soon freeze them with a lock that nothing
+/// can end (a quarter of autovacuum_freeze_max_age).
+pub fn old_tables() -> Result<Vec<String>> {
     let tables = ring::tables()?;
     let events = ring::read_events(tables.ring);
     let mut old = Vec::new();
-    for slot in (0..MAX_SLOTS).filter(|s| events.state(*s) == SlotState::Closed) {
+    for slot in (0..MAX_SLOTS).filter(|s| *s != events.current && events.state(*s) == SlotState::Closed) {
         old.extend(old_tables_of(&tables, slot)?);
     }
     Ok(old)
 }
 
-/// Whether the current slot holds rows and its tables are so old that it is sealed, to be frozen once closed.
-pub fn is_current_old(tables: &Tables, current: u8) -> Result<bool> {
-    if old_tables_of(tables, current)?.is_empty() {
-        return Ok(false);
-    }
-    let any = format!("SELECT 1::pg_catalog.int8 FROM awa_internal.segments_{current} LIMIT 1");
-    Ok(number(tables, &any)?.is_some())
-}
-
-fn old_tables_of(tables: &Tables, slot: u8) -> Result<Vec<String>> {
+/// Tables of a slot that are as old.
+pub fn old_tables_of(tables: &Tables, slot: u8) -> Result<Vec<String>> {
     let names = rows(
         tables,
         &format!(

@@ -66,8 +66,8 @@ impl Duty {
 
 /// In the order in which they run. Keys 2 and up: promotion, rescue, expiry, notify.
 pub const DUTIES: &[Duty] = &[
+    duty("rescue", rescue::step, SECOND / 2, rescue::DUTY_KEY).prompt(),
     duty("promote", defer::promote, SECOND / 10, 2).prompt(),
-    duty("rescue", rescue::step, SECOND / 2, rescue::DUTY_KEY),
     // duty("expire", crate::expiry::step, SECOND, 4),
     // duty("notify", crate::notify::step, SECOND / 20, 5).prompt(),
     duty("dead letters", dead::expire, 60 * SECOND, 6),
@@ -108,7 +108,7 @@ thread_local! {
 
 /// Finds what is to be frozen; the worker does it after the step, since VACUUM can not run inside one.
 fn freeze() -> Result<Progress> {
-    TO_FREEZE.set(statistics::old_closed_tables()?);
+    TO_FREEZE.set(statistics::old_tables()?);
     // Tables grow old by what other databases do, too.
     Ok(Progress {
         next_due: Some(time::now() + 3600 * SECOND),
@@ -250,10 +250,10 @@ impl Record {
 /// WARNING; the other duties go on.
 pub fn run_all() -> Result<()> {
     command::commit_and_begin();
-    policy::forget_refusals();
     // A caller is a user that writes.
     ring::view_for_write()?;
     command::commit_and_begin();
+    policy::forget_refusals();
     for duty in DUTIES {
         let mut record = Record::default();
         for _ in 0..MOST_STEPS_OF_CALL {

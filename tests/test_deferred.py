@@ -270,3 +270,17 @@ def test_a_late_commit_with_an_early_run_at_is_not_missed(any_db):
     s.sql("SET awa_queue.clock_offset = 8000")
     maintain(s)
     assert [r[2] for r in claim(s)] == [1]
+
+
+@pytest.mark.parametrize("verb", ["awa.fail(%s)", "awa.snooze(%s, '0')", "awa.release(%s)"])
+def test_a_checkpoint_goes_along_to_the_next_attempt(s, verb):
+    s.sql("SELECT awa.create_queue('q', '{\"backoff\": {\"base\": \"0\"}}')")
+    s.sql("SELECT awa.enqueue('q')")
+    for page in (1, 2):
+        ((receipt, checkpoint),) = s.sql("SELECT receipt, checkpoint FROM awa.claim('q')")
+        assert checkpoint == ({"page": page - 1, "n": 1.5} if page > 1 else None)
+        assert s.value("SELECT awa.set_progress(%s, 50, 'half', jsonb_build_object('page', %s::int, 'n', 1.50))", [receipt, page]) == "held"
+        s.sql(f"SELECT {verb}", [[receipt]])
+        s.clock.forward(1)
+        maintain(s)
+    assert s.value("SELECT checkpoint->>'n' FROM awa.claim('q')") == "1.50"
