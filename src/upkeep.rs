@@ -66,7 +66,7 @@ impl Duty {
 
 /// In the order in which they run. Keys 2 and up: promotion, rescue, expiry, notify.
 pub const DUTIES: &[Duty] = &[
-    duty("rescue", rescue::step, SECOND / 2, 3).prompt(),
+    duty("rescue", rescue::step, SECOND / 2, rescue::DUTY_KEY).prompt(),
     duty("promote", defer::promote, SECOND / 10, 2).prompt(),
     // duty("expire", crate::expiry::step, SECOND, 4),
     // duty("notify", crate::notify::step, SECOND / 20, 5).prompt(),

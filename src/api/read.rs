@@ -50,6 +50,9 @@ const FEATURES: &[&str] = &[
     "jobs",
     "queue_stats",
     "ring_status",
+    "heartbeat",
+    "set_progress",
+    "expire_leases",
 ];
 
 fn version(call: &Call) -> Result<Output> {

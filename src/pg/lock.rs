@@ -27,8 +27,6 @@ pub enum Class {
     Duty = 88,
     /// Taking over a database that is not known as ours.
     Adopt = 89,
-    /// The step that rescues attempts: one at a time, to the end of its transaction.
-    Rescue = 91,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
