@@ -125,10 +125,7 @@ fn name_as_ours(tables: &Tables) -> Result<()> {
     run(
         tables,
         "UPDATE awa_internal.world SET system_id = $1, database = $2::pg_catalog.oid",
-        &[
-            command::system_id().into(),
-            i64::from(command::database()).into(),
-        ],
+        &[command::system_id().into(), i64::from(command::database()).into()],
     )?;
     run(
         tables,
@@ -155,9 +152,11 @@ fn raise_sequences(tables: &Tables) -> Result<()> {
             "SELECT GREATEST(
                  (SELECT pg_catalog.max(job_id) FROM awa_internal.deferred),
                  (SELECT pg_catalog.max(job_id) FROM awa_internal.dead_letters), {})",
-            highest(&|s| format!(
+            highest(&|s| {
+                format!(
                 "(SELECT first_entry_id + n - 1 FROM awa_internal.segments_{s} ORDER BY first_entry_id DESC LIMIT 1)"
-            ))
+            )
+            })
         ),
     )?;
     let claim = number(
@@ -167,7 +166,10 @@ fn raise_sequences(tables: &Tables) -> Result<()> {
             highest(&|s| format!("(SELECT pg_catalog.max(claim_no) FROM awa_internal.claims_{s})"))
         ),
     )?;
-    let queue = number(tables, "SELECT pg_catalog.max(queue_id)::pg_catalog.int8 FROM awa_internal.queues")?;
+    let queue = number(
+        tables,
+        "SELECT pg_catalog.max(queue_id)::pg_catalog.int8 FROM awa_internal.queues",
+    )?;
     // Set well above: others may draw numbers between the look and the setting, which must not go back.
     let _one_at_a_time = ShortLock::acquire(Class::Adopt, SEQUENCES_KEY, Mode::Exclusive);
     for (name, lowest, above) in [

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::pg::bgworker::{self, Caught};
 use crate::pg::command;
 use crate::pg::lock::{Class, Mode, TransactionLock};
+use crate::pg::roster;
 use crate::pg::time::{self, SECOND};
 use crate::pg::vacuum;
 use crate::pg::warn;
@@ -125,7 +126,8 @@ fn seal() -> Result<Progress> {
              FROM awa_internal.segments_{current} LIMIT 1"
         ),
     )?;
-    let limit = settings::slot_age_micros().max(policy::longest_retention(&tables)? / (policy::slot_count() / 2).max(1));
+    let limit = settings::slot_age_micros()
+        .max(policy::longest_retention(&tables)? / (policy::slot_count() / 2).max(1));
     Ok(Progress {
         // Not at once again where both readings of the clock differ by a little.
         next_due: enqueued_at.map(|at| (at + limit).max(time::now() + SECOND / 10)),
@@ -165,7 +167,8 @@ impl Walk {
     }
 
     fn due(&self, at: i64) {
-        self.next_due.set(Some(self.next_due.get().map_or(at, |n| n.min(at))));
+        self.next_due
+            .set(Some(self.next_due.get().map_or(at, |n| n.min(at))));
     }
 
     /// Takes the next slot of a state, does `act` with it and says how the walk goes on.
@@ -382,8 +385,11 @@ impl Record {
 /// WARNING; the other duties go on.
 pub fn run_all() -> Result<()> {
     command::commit_and_begin();
-    // A caller is a user that writes.
-    ring::view_for_write()?;
+    // A caller is a user that writes; but it does not wait for a maintainer, as who loads the ring does.
+    let tables = ring::tables()?;
+    let incarnation = ring::check_world(&tables)?;
+    roster::note_verb();
+    adopt::at_first_verb(&tables, incarnation)?;
     command::commit_and_begin();
     for duty in DUTIES {
         let mut record = Record::default();
@@ -549,7 +555,11 @@ impl Engine {
         match outcome {
             Ok(progress) => {
                 s.said = None;
-                s.next = if progress.more { Some(now) } else { progress.next_due };
+                s.next = if progress.more {
+                    Some(now)
+                } else {
+                    progress.next_due
+                };
                 if progress.done > 0 {
                     self.own_activity += 1;
                 }
@@ -600,7 +610,10 @@ impl Engine {
     /// Notes what the duties did, not more often than every five seconds unless the worker goes to sleep.
     fn write_records(&mut self) {
         let now = time::now();
-        let idle = self.states.iter().all(|s| s.next.is_none_or(|t| t > now + SECOND));
+        let idle = self
+            .states
+            .iter()
+            .all(|s| s.next.is_none_or(|t| t > now + SECOND));
         if !self.states.iter().any(|s| s.record.dirty) || !(idle || now - self.written_at >= 5 * SECOND) {
             return;
         }

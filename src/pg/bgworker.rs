@@ -137,7 +137,9 @@ pub unsafe extern "C-unwind" fn awa_queue_launcher_main(_arg: pg_sys::Datum) {
 #[unsafe(no_mangle)]
 #[pgrx::pg_guard]
 pub unsafe extern "C-unwind" fn awa_queue_worker_main(arg: pg_sys::Datum) {
-    let Some(entry) = roster::at(arg.value()) else { exit(0) };
+    let Some(entry) = roster::at(arg.value()) else {
+        exit(0)
+    };
     // SAFETY: a background process of its own. It is announced before it connects, so that who wants the
     // database for himself either sees it or is seen by it.
     unsafe {
@@ -151,11 +153,7 @@ pub unsafe extern "C-unwind" fn awa_queue_worker_main(arg: pg_sys::Datum) {
         if entry.is_held() || database == 0 {
             exit(0);
         }
-        pg_sys::BackgroundWorkerInitializeConnectionByOid(
-            pg_sys::Oid::from(database),
-            pg_sys::InvalidOid,
-            0,
-        );
+        pg_sys::BackgroundWorkerInitializeConnectionByOid(pg_sys::Oid::from(database), pg_sys::InvalidOid, 0);
     }
     roster::note_own();
     crate::worker::work(entry);

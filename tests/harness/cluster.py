@@ -170,7 +170,7 @@ class Cluster:
     def reload(self):
         os.kill(self.pid, signal.SIGHUP)
 
-    def start(self, timeout=60):
+    def start(self, timeout=60, options=()):
         assert self._server is None, "the server runs already"
         if self.dir is None:
             self.init()
@@ -183,7 +183,7 @@ class Cluster:
         main = threading.current_thread() is threading.main_thread()
         with open(self.logfile, "ab") as log:
             self._server = subprocess.Popen(
-                [str(self.bin / "postgres"), "-D", str(self.data)],
+                [str(self.bin / "postgres"), "-D", str(self.data), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
