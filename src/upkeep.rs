@@ -275,6 +275,11 @@ enum Outcome {
     Closed(Closed),
 }
 
+thread_local! {
+    /// The installation that the last step found.
+    static INCARNATION: Cell<i64> = const { Cell::new(0) };
+}
+
 /// Whether anything may be done in this database.
 fn gate() -> Result<Option<Closed>> {
     let tables = match ring::tables() {
@@ -284,7 +289,10 @@ fn gate() -> Result<Option<Closed>> {
     match ring::check_world(&tables) {
         Err(e @ Error::LibraryTooOld { .. }) => Ok(Some(Closed::Versions(e.to_string()))),
         Err(e) => Err(e),
-        Ok(_) => Ok((!adopt::is_ours(&tables)).then_some(Closed::Foreign)),
+        Ok(incarnation) => {
+            INCARNATION.set(incarnation);
+            Ok((!adopt::is_ours(&tables)).then_some(Closed::Foreign))
+        }
     }
 }
 
@@ -455,6 +463,7 @@ pub struct Engine {
     /// What this process did itself, so that its duties see each other's work.
     own_activity: u64,
     written_at: i64,
+    incarnation: i64,
 }
 
 impl Engine {
@@ -463,6 +472,7 @@ impl Engine {
             states: DUTIES.iter().map(|_| State::default()).collect(),
             own_activity: 0,
             written_at: 0,
+            incarnation: INCARNATION.get(),
         };
         engine.all_due();
         engine
@@ -473,6 +483,7 @@ impl Engine {
         let now = time::now();
         for s in &mut self.states {
             s.next = Some(now);
+            s.noted_at = 0;
         }
     }
 
@@ -542,6 +553,11 @@ impl Engine {
             self.freeze_tables(i);
         }
         self.write_records();
+        if self.incarnation != INCARNATION.get() {
+            // Dropped and created anew since the last look: nothing that is known of due times holds.
+            self.incarnation = INCARNATION.get();
+            self.all_due();
+        }
         bgworker::report(None);
         None
     }

@@ -96,8 +96,11 @@ def complaints(cluster, since):
 
 def ahead(cluster, seconds):
     """Sets the clock of the workers."""
-    cluster.configure(**{"awa_queue.clock_offset": None if not seconds else str(int(seconds * 1000))})
+    wanted = str(int(seconds * 1000))
+    cluster.configure(**{"awa_queue.clock_offset": wanted})
     cluster.reload()
+    show = "SELECT setting FROM pg_settings WHERE name = 'awa_queue.clock_offset'"
+    wait_until(lambda: cluster.psql(show) == wanted, what="the clock to be set")
 
 
 # ------------------------------------------------------------------------------------------------------- who is there
@@ -691,6 +694,7 @@ def test_rule_48_no_worker_in_binary_upgrade_mode(make_cluster):
 def test_a_standby_has_no_worker_until_its_promotion(make_cluster):
     primary = make_cluster(flavour="injection", preload=True, settings={**ON, "wal_level": "replica"}).start()
     db = primary.database()
+    db.sql("SELECT awa.create_queue('q', '{\"retention\": \"0 s\"}')")
     use(db)
     started(db)
     with primary.standby() as standby:
@@ -699,10 +703,9 @@ def test_a_standby_has_no_worker_until_its_promotion(make_cluster):
         assert launcher(standby) is None and worker(there) is None
         standby.promote()
         started(there)
-        before = there.sql("SELECT max(last_run) FROM awa_internal.duties")
+        events = there.value("SELECT count(*) FROM awa_internal.ring")
         use(there)
-        wait_until(lambda: there.sql("SELECT max(last_run) FROM awa_internal.duties") != before
-                   or duty(there, "seal", "done"), 30, "the duties to run")
+        wait_until(lambda: there.value("SELECT count(*) FROM awa_internal.ring") > events, 30, "the slot to be sealed")
         close(there)
 
 

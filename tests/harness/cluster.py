@@ -165,7 +165,9 @@ class Cluster:
         for name, value in self.settings.items():
             if value is not None:
                 lines.append("{} = '{}'".format(name, str(value).replace("'", "''")))
-        self._write(self.data / "awa.conf", "\n".join(lines) + "\n")
+        # Replaced as a whole: a reload that comes in between must not read half of it.
+        self._write(self.data / "awa.conf.new", "\n".join(lines) + "\n")
+        os.replace(self.data / "awa.conf.new", self.data / "awa.conf")
 
     def reload(self):
         os.kill(self.pid, signal.SIGHUP)
