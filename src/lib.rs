@@ -21,6 +21,7 @@ mod lane;
 mod live;
 mod locate;
 mod logs;
+mod notify;
 mod options;
 mod pg;
 mod queue;
@@ -35,6 +36,7 @@ mod settings;
 mod statement;
 mod stats;
 mod upkeep;
+mod wait;
 mod walk;
 
 pgrx::pg_module_magic!(name, version);
@@ -48,5 +50,6 @@ pub extern "C-unwind" fn _PG_init() {
     pg::xact::install();
     if preloading {
         pg::shmem::install(settings::shared_lanes());
+        pg::waiters::install(settings::max_waiters());
     }
 }

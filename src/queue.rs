@@ -9,6 +9,7 @@ use crate::pg::owner;
 use crate::pg::scan::{Cond, Direction, Scan};
 use crate::pg::table::{Access, Table};
 use crate::pg::time::{self, Interval};
+use crate::pg::waiters;
 use crate::pg::xact;
 use crate::ring::View;
 use pgrx::Spi;
@@ -42,6 +43,8 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_args_bytes: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub notify: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
 }
 
@@ -54,6 +57,7 @@ pub const SETTING_NAMES: &[&str] = &[
     "retention",
     "aging_interval",
     "max_args_bytes",
+    "notify",
     "description",
 ];
 
@@ -68,7 +72,6 @@ pub const LATER_SETTINGS: &[&str] = &[
     "key_rate_limit",
     "max_depth",
     "on_full",
-    "notify",
     "dead_letters",
 ];
 
@@ -144,6 +147,8 @@ const NUMBERS: &[&str] = &["shards", "priority", "max_attempts", "max_args_bytes
 fn check_type(key: &str, value: &serde_json::Value) -> Result<()> {
     let (fits, expected) = if NUMBERS.contains(&key) {
         (value.as_i64().is_some(), "a whole number")
+    } else if key == "notify" {
+        (value.is_boolean(), "true or false")
     } else {
         (value.is_string(), "text")
     };
@@ -204,6 +209,8 @@ pub struct Queue {
     pub aging: i64,
     /// None: the setting awa_queue.max_args_bytes decides.
     pub max_args_bytes: Option<usize>,
+    /// Whether new jobs are announced by NOTIFY.
+    pub notify: bool,
 }
 
 thread_local! {
@@ -289,6 +296,7 @@ fn policy(id: i32, name: String, paused: bool, settings: &Settings) -> Queue {
         lease: interval(&settings.lease, DEFAULT_LEASE),
         aging: interval(&settings.aging_interval, DEFAULT_AGING).approx_micros(),
         max_args_bytes: settings.max_args_bytes.map(|b| b as usize),
+        notify: settings.notify.unwrap_or(false),
     }
 }
 
@@ -347,6 +355,7 @@ pub fn create(view: &View, name: &str, settings: &Settings, auto: bool) -> Resul
     .map_err(|e| Error::Internal(format!("creating a queue: {e}")))?;
     xact::invalidate_queues(view.tables.queues);
     xact::set_queues_valid(false);
+    waiters::note_changed(waiters::NEW_QUEUE);
     Ok(true)
 }
 
@@ -371,6 +380,7 @@ pub fn effective(settings: &Settings) -> serde_json::Value {
         "retention": settings.retention.as_deref().unwrap_or("1 d"),
         "aging_interval": settings.aging_interval.as_deref().unwrap_or("60 s"),
         "max_args_bytes": settings.max_args_bytes,
+        "notify": settings.notify.unwrap_or(false),
         "description": settings.description,
     })
 }
@@ -404,7 +414,7 @@ mod tests {
             Err(Error::UnknownKey { .. })
         ));
         assert!(matches!(
-            Settings::merge(&base, &json!({"notify": true})),
+            Settings::merge(&base, &json!({"max_depth": 10})),
             Err(Error::NotBuilt(_))
         ));
         for bad in [
@@ -414,6 +424,7 @@ mod tests {
             json!({"max_attempts": 0}),
             json!({"ordering": "loose"}),
             json!({"shards": "four"}),
+            json!({"notify": "yes"}),
             json!([1]),
             json!("x"),
         ] {

@@ -1,6 +1,7 @@
 //! The duties of maintenance: what is due, decided and done in steps of one transaction each.
 
 use crate::error::Result;
+use crate::notify;
 use crate::pg::command;
 use crate::receipt::MAX_SLOTS;
 use crate::ring::{self, Events, SlotState, Tables};
@@ -24,6 +25,8 @@ pub fn run_all() -> Result<()> {
         rotation::empty(slot, pressed)?;
         command::commit_and_begin();
     }
+    notify::step()?;
+    command::commit_and_begin();
     Ok(())
 }
 

@@ -5,4 +5,5 @@ mod later;
 mod operate;
 mod produce;
 mod read;
+mod wait;
 mod work;

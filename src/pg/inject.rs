@@ -14,6 +14,8 @@ pub enum Point {
     CloseBeforeLock,
     CloseLocked,
     MaintainEmptied,
+    WaitRegistered,
+    WaitBeforeSleep,
 }
 
 /// A safety test that a test takes out, to see that something notices.
@@ -66,6 +68,8 @@ mod switched {
             Point::CloseBeforeLock => "close.before_lock",
             Point::CloseLocked => "close.locked",
             Point::MaintainEmptied => "maintain.emptied",
+            Point::WaitRegistered => "wait.registered",
+            Point::WaitBeforeSleep => "wait.before_sleep",
         }
     }
 

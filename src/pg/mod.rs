@@ -21,8 +21,10 @@ pub mod memory;
 pub mod owner;
 pub mod scan;
 pub mod shmem;
+pub mod sleep;
 pub mod table;
 pub mod time;
+pub mod waiters;
 pub mod warn;
 pub mod xact;
 
