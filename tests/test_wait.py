@@ -93,7 +93,7 @@ def test_rule_22_nothing_is_held_while_it_waits(any_db):
     "before, statement",
     [
         ("BEGIN", "CALL awa.wait('{q}')"),
-        (None, "DO $$DECLARE r boolean; BEGIN PERFORM 1; BEGIN CALL awa.wait('{q}', '1 s', r); EXCEPTION WHEN no_data THEN NULL; END; END$$"),
+        (None, "DO $$DECLARE r boolean; BEGIN PERFORM 1; BEGIN CALL awa.wait('{q}', '1 s', r); EXCEPTION WHEN division_by_zero THEN NULL; END; END$$"),
         (None, "SELECT waits()"),
         (None, "SELECT 1; CALL awa.wait('{q}')"),
     ],

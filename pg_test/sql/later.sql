@@ -10,9 +10,8 @@ SELECT * FROM t.try_all(
     $$SELECT awa.expire_leases('w')$$, $$SELECT awa.schedule('s', '* * * * *', 'q')$$, $$SELECT awa.unschedule('s')$$,
     $$SELECT awa.grant_queue('r', 'work')$$, $$SELECT awa.revoke_queue('r', 'work')$$,
     'SELECT awa.why(1)', 'SELECT awa.doctor()', 'SELECT awa.health()',
-    $$CALL awa.wait('{q}')$$, 'CALL awa.wait_for(1)');
+    'CALL awa.wait_for(1)');
 -- Procedures at top level too.
-CALL awa.wait('{q}');
 CALL awa.wait_for(1);
 
 -- Parameters.
@@ -42,7 +41,7 @@ SELECT * FROM t.try_all(
 SELECT * FROM t.try_all(VARIADIC ARRAY(
     SELECT format('SELECT awa.create_queue(%L, %L)', 'l.q', jsonb_build_object(s.key, s.value))
     FROM jsonb_each('{"failed_retention": "14 d", "backoff": {"base": "1 s"}, "max_running": 1, "key_concurrency": 1, "rate_limit": 1.5,
-        "rate_burst": 1, "key_rate_limit": 1, "max_depth": 10, "on_full": "skip", "notify": true, "dead_letters": false}') s));
+        "rate_burst": 1, "key_rate_limit": 1, "max_depth": 10, "on_full": "skip", "dead_letters": false}') s));
 
 -- What a program asks instead of a version number.
 SELECT f, awa.has_feature(f) FROM unnest(array['enqueue', 'enqueue_batch', 'enqueue_jobs', 'claim', 'claim_from', 'complete', 'complete_and_claim',
