@@ -55,7 +55,10 @@ pub fn step() -> Result<Progress> {
     let now = time::now();
     for queue in queues {
         let last = SENT.with(|s| s.borrow().get(&queue.id).copied());
-        if let Some(due) = last.map(|at| at + WINDOW).filter(|due| *due > now && *due <= now + WINDOW) {
+        if let Some(due) = last
+            .map(|at| at + WINDOW)
+            .filter(|due| *due > now && *due <= now + WINDOW)
+        {
             progress.next_due = Some(progress.next_due.map_or(due, |d: i64| d.min(due)));
             continue;
         }

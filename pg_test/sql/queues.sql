@@ -9,7 +9,7 @@ SELECT jsonb_pretty(awa.alter_queue('u.all', '{}'));
 -- A change keeps the rest; null goes back to the default.
 SELECT awa.alter_queue('u.all', '{"priority": 3, "description": null, "lease": null}')
        = '{"shards": 4, "ordering": "strict", "priority": 3, "max_attempts": 7, "lease": "5 min", "retention": "2 d",
-           "aging_interval": "30 s", "max_args_bytes": 2000, "description": null}' AS effective;
+           "aging_interval": "30 s", "max_args_bytes": 2000, "notify": false, "description": null}' AS effective;
 SELECT awa.alter_queue('u.all', '{}') ->> 'priority' AS kept;
 -- It counts for the next call of every session, and a rollback takes it back.
 SELECT priority, max_attempts FROM awa.enqueue('u.all') e, LATERAL awa.claim('u.all', 1 + 0 * e);

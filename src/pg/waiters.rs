@@ -460,7 +460,9 @@ fn mark_news(queue: i32) -> bool {
 /// The queues of this database that have news. None at the first call of a process and where news were lost:
 /// all may have some.
 pub fn news() -> Option<Vec<i32>> {
-    let Some(header) = header() else { return Some(Vec::new()) };
+    let Some(header) = header() else {
+        return Some(Vec::new());
+    };
     let lost = header.news_lost.load(SeqCst);
     if SEEN_LOST.replace(lost) != lost {
         return None;
