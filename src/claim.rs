@@ -17,6 +17,7 @@ use crate::pg::lock::{Class, Mode, ShortLock};
 use crate::pg::memory::Scratch;
 use crate::pg::shmem;
 use crate::pg::time::{self, Interval};
+use crate::pg::waiters;
 use crate::pg::xact;
 use crate::queue::Queue;
 use crate::ranges::RangeList;
@@ -96,6 +97,10 @@ pub fn claim(request: &Request, out: &mut ResultSet) -> Result<()> {
     // What this transaction has written so far is claims alone; rows that are lost write more.
     if relaxed {
         xact::note_claim_wal();
+    }
+    for t in &taken {
+        let jobs: i64 = t.picks.iter().map(|p| p.n).sum();
+        waiters::note_claimed(t.queue.id, jobs as usize, t.queue.notify);
     }
     let lost = deliver(&taken, now, out)?;
     drop(live);
@@ -490,6 +495,23 @@ pub fn head(live: &mut Live, lane: LaneId, strict: bool) -> Result<Option<i64>> 
         .and_then(|found| found.head_at))
 }
 
+/// Whether a queue that is not paused may have a free job now. What claims leave alone for a moment is looked
+/// at too: a claim that rolled back frees its jobs at once.
+pub fn any_claimable(queues: &[Rc<Queue>]) -> Result<bool> {
+    let mut live = Live::for_reading(ring::view()?);
+    for queue in queues.iter().filter(|q| !q.paused) {
+        for priority in 1..=PRIORITIES as u8 {
+            for shard in 0..queue.shards {
+                let lane = LaneId::new(queue.id, priority, shard);
+                if !is_surely_empty(&live, lane) && head(&mut live, lane, queue.strict)?.is_some() {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+    Ok(false)
+}
+
 /// The ranges that this session would start from, for looking at them.
 pub fn describe(lane: LaneId) -> Result<String> {
     let view = ring::view()?;
@@ -519,6 +541,7 @@ mod tests {
             dead_letters: true,
             aging,
             max_args_bytes: None,
+            notify: false,
         }
     }
 

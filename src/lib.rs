@@ -31,6 +31,7 @@ mod lease;
 mod live;
 mod locate;
 mod logs;
+mod notify;
 mod options;
 mod pg;
 mod policy;
@@ -49,6 +50,7 @@ mod statistics;
 mod stats;
 mod sums;
 mod upkeep;
+mod wait;
 mod walk;
 mod worker;
 
@@ -69,5 +71,6 @@ pub extern "C-unwind" fn _PG_init() {
             pg::databases::install();
             pg::bgworker::register_launcher();
         }
+        pg::waiters::install(settings::max_waiters());
     }
 }

@@ -9,9 +9,8 @@ SELECT * FROM t.try_all(
     $$SELECT awa.schedule('s', '* * * * *', 'q')$$, $$SELECT awa.unschedule('s')$$,
     $$SELECT awa.grant_queue('r', 'work')$$, $$SELECT awa.revoke_queue('r', 'work')$$,
     'SELECT awa.why(1)', 'SELECT awa.doctor()', 'SELECT awa.health()',
-    $$CALL awa.wait('{q}')$$, 'CALL awa.wait_for(1)');
+    'CALL awa.wait_for(1)');
 -- Procedures at top level too.
-CALL awa.wait('{q}');
 CALL awa.wait_for(1);
 
 -- Parameters.
@@ -38,7 +37,7 @@ SELECT * FROM t.try_all(
 SELECT * FROM t.try_all(VARIADIC ARRAY(
     SELECT format('SELECT awa.create_queue(%L, %L)', 'l.q', jsonb_build_object(s.key, s.value))
     FROM jsonb_each('{"max_running": 1, "key_concurrency": 1, "rate_limit": 1.5,
-        "rate_burst": 1, "key_rate_limit": 1, "max_depth": 10, "on_full": "skip", "notify": true}') s));
+        "rate_burst": 1, "key_rate_limit": 1, "max_depth": 10, "on_full": "skip"}') s));
 
 -- What a program asks instead of a version number.
 SELECT f, awa.has_feature(f) FROM unnest(array['enqueue', 'enqueue_batch', 'enqueue_jobs', 'claim', 'claim_from', 'complete', 'complete_and_claim',

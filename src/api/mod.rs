@@ -6,4 +6,5 @@ mod lease;
 mod operate;
 mod produce;
 mod read;
+mod wait;
 mod work;

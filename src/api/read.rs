@@ -4,8 +4,8 @@ use crate::claim;
 use crate::error::{Error, Result};
 use crate::inspect;
 use crate::lane::LaneId;
+use crate::notify;
 use crate::options;
-use crate::pg::datum;
 use crate::pg::fmgr::{sql_function, Call, Output};
 use crate::ring;
 use crate::statement;
@@ -46,6 +46,7 @@ const FEATURES: &[&str] = &[
     "pause_queue",
     "resume_queue",
     "maintain",
+    "wait",
     "job",
     "jobs",
     "queue_stats",
@@ -66,17 +67,10 @@ fn version(call: &Call) -> Result<Output> {
     Ok(Output::Rows)
 }
 
-/// Longest name of a LISTEN channel, in bytes (NAMEDATALEN - 1).
-const MAX_CHANNEL: usize = 63;
-
 fn channel(call: &Call) -> Result<Output> {
     options::refuse_unknown(call, 1)?;
     let queue = call.text(0).ok_or(Error::Null("queue"))?;
-    let plain = format!("awa:{queue}");
-    if plain.len() <= MAX_CHANNEL {
-        return Ok(plain.as_str().into());
-    }
-    Ok(format!("awa:#{}", datum::md5(&queue)).as_str().into())
+    Ok(notify::channel(&queue).as_str().into())
 }
 
 fn has_feature(call: &Call) -> Result<Output> {

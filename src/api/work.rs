@@ -41,7 +41,7 @@ fn claim_from(call: &Call) -> Result<Output> {
     claim_rows(call, &names, 1)
 }
 
-fn queue_names(call: &Call, argument: usize) -> Result<Vec<String>> {
+pub(super) fn queue_names(call: &Call, argument: usize) -> Result<Vec<String>> {
     let names = call.varlena_array(argument, "queues")?.unwrap_or_default();
     names
         .into_iter()
