@@ -62,6 +62,13 @@ pub fn forget() {
 /// Claims up to `max_jobs` jobs and appends a row for each to `out`. All work is done before the first row
 /// can be read.
 pub fn claim(request: &Request, out: &mut ResultSet) -> Result<()> {
+    // Where all that was taken had waited too long, others may be waiting behind.
+    while claim_once(request, out)? {}
+    Ok(())
+}
+
+/// One go; true where jobs were taken and none of them can be returned.
+fn claim_once(request: &Request, out: &mut ResultSet) -> Result<bool> {
     let relaxed = xact::only_claims_so_far();
     let view = ring::view_for_write()?;
     let now = time::now();
@@ -92,7 +99,7 @@ pub fn claim(request: &Request, out: &mut ResultSet) -> Result<()> {
         }
     }
     if taken.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     // What this transaction has written so far is claims alone; rows that are lost write more.
     if relaxed {
@@ -102,11 +109,12 @@ pub fn claim(request: &Request, out: &mut ResultSet) -> Result<()> {
         let jobs: i64 = t.picks.iter().map(|p| p.n).sum();
         waiters::note_claimed(t.queue.id, jobs as usize, t.queue.notify);
     }
-    let lost = deliver(&taken, now, out)?;
+    let read = deliver(&taken, now, out)?;
     drop(live);
-    close::close_lost(&lost)?;
+    close::close_lost(&read.lost)?;
+    close::close_expired(&read.expired)?;
     command::next_command();
-    Ok(())
+    Ok(read.delivered == 0)
 }
 
 /// Each queue of a claim over several is given its share first.
@@ -419,10 +427,20 @@ fn insert_claims(visit: &Visit, picks: Vec<Pick>, request: &Request, now: i64) -
         .collect()
 }
 
-/// Reads the rows of what was taken and returns them. Rows that are nowhere are reported, not returned.
-fn deliver(taken: &[Taken], now: i64, out: &mut ResultSet) -> Result<Vec<Receipt>> {
+/// What became of the rows that were taken.
+#[derive(Default)]
+struct Read {
+    delivered: i64,
+    /// Their rows are nowhere.
+    lost: Vec<Receipt>,
+    /// They have waited too long.
+    expired: Vec<Receipt>,
+}
+
+/// Reads the rows of what was taken and returns them, but for those that are lost or have expired.
+fn deliver(taken: &[Taken], now: i64, out: &mut ResultSet) -> Result<Read> {
     let mut reader = Reader::new();
-    let mut lost = Vec::new();
+    let mut read = Read::default();
     let mut scratch = Scratch::new();
     for t in taken {
         for pick in &t.picks {
@@ -437,16 +455,21 @@ fn deliver(taken: &[Taken], now: i64, out: &mut ResultSet) -> Result<Vec<Receipt
                 let entry_id = pick.entry_id + k;
                 let found = scratch.run(|| {
                     let body = reader.read(&pick.slot.slot, &pick.runs, offset, entry_id)?;
-                    out.push(&result_row(t, pick, receipt, &body, now));
-                    Some(())
+                    let expired = body.expires_at().is_some_and(|at| at <= now);
+                    if !expired {
+                        out.push(&result_row(t, pick, receipt, &body, now));
+                    }
+                    Some(expired)
                 });
-                if found.is_none() {
-                    lost.push(receipt);
+                match found {
+                    None => read.lost.push(receipt),
+                    Some(true) => read.expired.push(receipt),
+                    Some(false) => read.delivered += 1,
                 }
             }
         }
     }
-    Ok(lost)
+    Ok(read)
 }
 
 fn result_row(t: &Taken, pick: &Pick, receipt: Receipt, body: &Body, now: i64) -> [Value; 20] {

@@ -15,6 +15,7 @@ use crate::counts::{self, Counted};
 use crate::dead;
 use crate::defer;
 use crate::error::{Error, Result};
+use crate::expiry;
 use crate::lane::LaneId;
 use crate::locate::Locator;
 use crate::logs::{claims, closures, Outcome};
@@ -85,6 +86,8 @@ pub struct Finish {
     pub permanent: bool,
     /// How long snoozed jobs are put off.
     pub delay: Interval,
+    /// Until when, instead of the delay.
+    pub run_at: Option<i64>,
     /// Whether an attempt that another open transaction is ending is waited for, or skipped.
     pub wait: bool,
 }
@@ -99,6 +102,7 @@ impl Finish {
             retry_in: None,
             permanent: false,
             delay: Interval::default(),
+            run_at: None,
             wait: true,
         }
     }
@@ -158,17 +162,17 @@ struct Claim {
 }
 
 /// The tables of one slot, as closing needs them.
-struct CloseSlot {
+pub struct CloseSlot {
     slot: Slot,
     claims: Rc<Table>,
     claims_index: Rc<Index>,
-    closures: Rc<Table>,
-    closure_index: Rc<Index>,
-    closure_indexes: IndexSet,
+    pub closures: Rc<Table>,
+    pub closure_index: Rc<Index>,
+    pub closure_indexes: IndexSet,
 }
 
 impl CloseSlot {
-    fn open(slot: &Slot) -> Result<CloseSlot> {
+    pub fn open(slot: &Slot) -> Result<CloseSlot> {
         let claim_table = Rc::new(Table::open(slot.claims, Access::Read));
         let claims_index = index::scannable(&claim_table, &claims::BY_NO)?;
         let closure_table = Rc::new(Table::open(slot.closures, Access::Write));
@@ -537,7 +541,7 @@ fn append_closures(
     counts::add(&ring::tables()?, claim.lane.queue_id(), Counted::Stale, stale)
 }
 
-fn closure_row(
+pub fn closure_row(
     slot: &CloseSlot,
     claim_no: i64,
     n: i64,
@@ -665,6 +669,20 @@ pub fn close_lost(lost: &[Receipt]) -> Result<()> {
         reason: Some(datum::text("row lost")),
         permanent: true,
         ..Finish::by(Verb::Fail)
+    };
+    finish(&receipts, &what, None)?;
+    Ok(())
+}
+
+/// Closes jobs that were claimed and have waited longer than they may.
+pub fn close_expired(expired: &[Receipt]) -> Result<()> {
+    if expired.is_empty() {
+        return Ok(());
+    }
+    let receipts: Vec<Option<i64>> = expired.iter().map(|r| Some(r.encode())).collect();
+    let what = Finish {
+        reason: Some(datum::text(expiry::REASON)),
+        ..Finish::by(Verb::CancelClaimed)
     };
     finish(&receipts, &what, None)?;
     Ok(())

@@ -14,6 +14,7 @@ use crate::dead;
 use crate::defer;
 use crate::duty::Progress;
 use crate::error::{Error, Result};
+use crate::expiry;
 use crate::notify;
 use crate::pg::bgworker::{self, Caught};
 use crate::pg::command;
@@ -70,7 +71,7 @@ impl Duty {
 pub const DUTIES: &[Duty] = &[
     duty("rescue", rescue::step, SECOND / 2, rescue::DUTY_KEY).prompt(),
     duty("promote", defer::promote, SECOND / 10, 2).prompt(),
-    // duty("expire", crate::expiry::step, SECOND, 4),
+    duty("expire", expiry::step, SECOND, 4),
     duty("notify", notify::step, SECOND / 20, 5).prompt(),
     duty("dead letters", dead::expire, 60 * SECOND, 6),
     duty("counts", fold_counts, 2 * SECOND, COUNTS),

@@ -2,7 +2,7 @@
 
 -- Verbs.
 SELECT * FROM t.try_all(
-    $$SELECT awa.cancel('{1}')$$, $$SELECT awa.cancel_by_key('q', 'k')$$, $$SELECT awa.retry('{1}')$$,
+    $$SELECT awa.cancel_by_key('q', 'k')$$,
     'SELECT awa.park(1)', 'SELECT awa.resume_parked(NULL)', 'SELECT awa.fail_parked(NULL)',
     $$SELECT awa.drop_queue('q')$$, $$SELECT awa.redrive('q')$$, $$SELECT awa.purge('q')$$, $$SELECT awa.cancel_where('q')$$,
     $$SELECT awa.retry_where('q')$$, $$SELECT awa.move('q', 'r')$$, $$SELECT awa.set_priority('q', 1)$$,
@@ -18,12 +18,11 @@ SELECT * FROM t.try_all(
     $$SELECT awa.enqueue('q', unique_key => 'k')$$,
     $$SELECT awa.enqueue('q', unique_by => '{args}')$$, $$SELECT awa.enqueue('q', unique_until => 'claimed')$$,
     $$SELECT awa.enqueue('q', unique_for => '1 h')$$, $$SELECT awa.enqueue('q', on_duplicate => 'skip')$$,
-    $$SELECT awa.enqueue('q', lease => '1 h')$$, $$SELECT awa.enqueue('q', expires_in => '1 h')$$,
+    $$SELECT awa.enqueue('q', lease => '1 h')$$,
     $$SELECT awa.enqueue('q', after => '{1}')$$, $$SELECT awa.enqueue('q', on_parent_failure => 'cancel')$$,
     $$SELECT awa.enqueue_batch('q', '{1}', unique_keys => '{k}')$$, $$SELECT awa.enqueue_batch('q', '{1}', unique_by => '{args}')$$,
     $$SELECT awa.enqueue_batch('q', '{1}', unique_until => 'claimed')$$, $$SELECT awa.enqueue_batch('q', '{1}', unique_for => '1 h')$$,
     $$SELECT awa.enqueue_batch('q', '{1}', on_duplicate => 'skip')$$, $$SELECT awa.enqueue_batch('q', '{1}', lease => '1 h')$$,
-    $$SELECT awa.enqueue_batch('q', '{1}', expires_in => '1 h')$$,
     $$SELECT awa.enqueue_jobs('[{"queue": "q", "unique_key": "k"}]')$$, $$SELECT awa.enqueue_jobs('[{"queue": "q", "unique_by": ["args"]}]')$$,
     $$SELECT awa.enqueue_jobs('[{"queue": "q", "unique_until": "claimed"}]')$$, $$SELECT awa.enqueue_jobs('[{"queue": "q", "unique_for": "1 h"}]')$$,
     $$SELECT awa.enqueue_jobs('[{"queue": "q", "on_duplicate": "skip"}]')$$, $$SELECT awa.enqueue_jobs('[{"queue": "q", "lease": "1 h"}]')$$,

@@ -233,7 +233,7 @@ fn cancel_claimed(call: &Call) -> Result<Output> {
 }
 
 /// A message or reason, cut where it is too long to be kept.
-fn reason_argument(call: &Call, argument: usize) -> Option<Varlena> {
+pub fn reason_argument(call: &Call, argument: usize) -> Option<Varlena> {
     call.text(argument)
         .map(|r| datum::text(failure::cut(&r, failure::MAX_ERROR_BYTES)))
 }

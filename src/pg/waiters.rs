@@ -8,8 +8,8 @@
 //! does atomics and sets latches: an error there would bring the server down. Nobody waiting costs it one
 //! atomic read. COMMIT PREPARED runs no callback: such jobs are found by the waiters' regular look.
 
+use super::roster;
 use super::shmem;
-use crate::notify;
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::sync::atomic::{fence, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::SeqCst};
