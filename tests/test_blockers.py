@@ -3,7 +3,7 @@
 Rules that are tested elsewhere, or that have no case yet:
 
 ====  ==================================================================================================================
- 4    adopt() and the worker are not built; what a restore does is in test_restore.py
+ 4    in test_worker.py; what a restore does is in test_restore.py
  5    also in test_restore.py: ids and claim numbers after a restore
  8    the verbs on waiting jobs are not built; release, which has the same shape, is in test_rule_08
 11    in test_restore.py
@@ -17,11 +17,11 @@ Rules that are tested elsewhere, or that have no case yet:
 31    strict lanes have specs in pg_test (claim-claim-strict, producer-claim-strict)
 32    deferred jobs are not built
 33    uniqueness is not built; the part about create_queue under REPEATABLE READ is in test_rule_13
-34    there is no worker process yet
+34    in test_worker.py
 35    queue_grants is not built
-36    back-off of maintenance belongs to the worker
+36    the worker's back-off is in test_worker.py
 38    the rest is below; that a block of ids is dropped after a minute is not waited for
-39    there is one duty at a time so far
+39    in test_worker.py
 40    ageing is in pg_test/sql/priority.sql
 42    promotion is not built
 43    no table points into a slot so far
