@@ -130,7 +130,7 @@ fn seal() -> Result<Progress> {
         .max(policy::longest_retention(&tables)? / (policy::slot_count() / 2).max(1));
     Ok(Progress {
         // Not at once again where both readings of the clock differ by a little.
-        next_due: enqueued_at.map(|at| (at + limit).max(time::now() + SECOND / 10)),
+        next_due: enqueued_at.map(|at| (at + limit).max(time::now() + SECOND)),
         ..Progress::default()
     })
 }
