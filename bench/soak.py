@@ -38,8 +38,9 @@ BATCH = 20
 WINDOW = 10.0
 
 ENQUEUE = "SELECT awa.enqueue_batch(%s, ARRAY(SELECT jsonb_array_elements(%s::jsonb)), run_in => make_interval(secs => %s))"
+# How long after it was ready: a fresh job since its enqueue, one that was put off since its time.
 COLUMNS = (
-    "receipt, job_id, attempt, args->'fails', extract(epoch FROM claimed_at - enqueued_at)::float8,"
+    "receipt, job_id, attempt, args->'fails', attempt > 1 OR run_at > enqueued_at AS deferred,"
     " extract(epoch FROM claimed_at - run_at)::float8"
 )
 NEXT = f"SELECT {COLUMNS} FROM awa.complete_and_claim(%s, ARRAY['{QUEUE}'], {BATCH}, worker => %s, strict => true)"
@@ -115,8 +116,8 @@ def work(tally, database, name, can_wait):
         rows = connection.execute(NEXT, [done, name]).fetchall()
         with tally.lock:
             tally.completed.update(done_ids)
-            tally.pick_up += [wait for _, _, attempt, _, wait, late in rows if attempt == 1 and late is None]
-            tally.late += [late for *_, late in rows if late is not None]
+            tally.pick_up += [wait for *_, deferred, wait in rows if not deferred]
+            tally.late += [wait for *_, deferred, wait in rows if deferred]
         done, done_ids = [], []
         for fails, permanent in ((1, False), (99, True)):
             bad = [row for row in rows if row[3] == fails and row[2] <= fails]
@@ -182,7 +183,7 @@ def quarters(lines):
     return body[:size], body[-size:]
 
 
-def verdict(lines, tally, counts, last, events, rate):
+def verdict(lines, tally, counts, last, sealed, rate):
     """[(word, sentence)]; FAIL ends the run with exit code 1, WARN is for somebody to look at."""
     first, end = quarters(lines)
     out = []
@@ -190,6 +191,8 @@ def verdict(lines, tally, counts, last, events, rate):
     def rule(good, text, hard=False):
         out.append(("ok" if good else "FAIL" if hard else "WARN", text))
 
+    spent = lines[-1].seconds
+    rule(lines[-1].enqueued >= 0.97 * rate * spent, f"rate: {lines[-1].enqueued / spent:,.0f} jobs/s over {spent:,.0f} s ({rate:,} wanted)")
     deepest = max(line.ready for line in end)
     rule(deepest <= max(rate, 2 * max(line.ready for line in first)),
          f"depth: at most {max(line.ready for line in lines):,} ready jobs seen, {deepest:,} in the last quarter;"
@@ -204,8 +207,8 @@ def verdict(lines, tally, counts, last, events, rate):
     rule(biggest[1] <= 1.5 * biggest[0] + 8, f"ring: {biggest[0]:.0f} MB, {biggest[1]:.0f} MB")
     dead = max(line.dead for line in lines)
     rule(dead == 0, f"dead tuples of the logs: {dead}; of the table of deferred jobs (the old snapshot keeps them): {end[-1].dead_deferred:,}")
-    sealed, emptied = events.get("o", 0), events.get("e", 0)
     kept = sum(n for state, n in last[1].items() if state != "empty") - 1
+    emptied = sealed - kept
     reason = Counter(r.split(": ", 1)[1] for r in last[2]).most_common(1)
     rule(emptied >= sealed - 8 and (kept == 0 or reason),
          f"slots: {sealed} sealed, {emptied} emptied; at the end {kept} not empty beside the current one"
@@ -265,8 +268,9 @@ def soak(minutes, rate, workers, major):
         patience(lambda: not ring(database)[1]["closed"], RETENTION + GRACE + 4 * SLOT_AGE, tally)
         last = ring(database)
         held = database.value("SELECT backend_xmin IS NOT NULL FROM pg_stat_activity WHERE pid = %s", [reader.info.backend_pid])
-        events = dict(database.sql("SELECT event::text, count(*) FROM awa_internal.ring GROUP BY 1"))
-        found = verdict(lines, tally, counts, last, events, rate)
+        # Generations count from 0, and each begins with the sealing of the one before it.
+        sealed = database.value("SELECT max(generation) FROM awa.ring_status")
+        found = verdict(lines, tally, counts, last, sealed, rate)
         found.append(("ok" if held else "FAIL", "the reader held its snapshot to the end"))
         version = database.value("SELECT extversion FROM pg_extension WHERE extname = 'awa_queue'")
         where = f"awa_queue {version} on PostgreSQL {database.value('SHOW server_version').split(' ')[0]}"
