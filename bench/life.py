@@ -97,7 +97,8 @@ def scheduled(life, progress):
 
 def promotion(life, jobs, progress):
     progress(f"promotion of {jobs:,} jobs")
-    due = life.soon(60)
+    # Time enough to put them in on a slow machine.
+    due = life.soon(10 + jobs / 2500)
     life.enqueue(jobs, life.payload(100), 1000, due)
     seen = life.promote(jobs, due)
     life.finish_all()

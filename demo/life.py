@@ -21,9 +21,9 @@ ALWAYS, NEVER_AGAIN = 99, -1
 
 def fails(number):
     """At how many attempts job `number` fails; NEVER_AGAIN: at the first, and a retry would not help."""
-    for every, result in ((REFUSED, NEVER_AGAIN), (FAILS_ALWAYS, ALWAYS), (FAILS_TWICE, 2), (FAILS_ONCE, 1)):
-        # A remainder of its own for each, so that no kind hides another.
-        if number % every == every // 3:
+    # The remainders are such that no kind hides another.
+    for every, remainder, result in ((FAILS_ONCE, 3, 1), (FAILS_TWICE, 17, 2), (FAILS_ALWAYS, 333, ALWAYS), (REFUSED, 666, NEVER_AGAIN)):
+        if number % every == remainder:
             return result
     return 0
 
