@@ -251,10 +251,8 @@ def report(database, chosen, ran):
         " FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE inhparent IN ('awa_internal.ready'::regclass,"
         " 'awa_internal.segments'::regclass, 'awa_internal.claims'::regclass, 'awa_internal.closures'::regclass)"
     )
-    sealed, closed, emptied = database.row(
-        "SELECT count(*) FILTER (WHERE event = 'o'), count(*) FILTER (WHERE event = 'c'), count(*) FILTER (WHERE event = 'e')"
-        " FROM awa_internal.ring"
-    )
+    used, closed = database.row(
+        "SELECT count(*) FILTER (WHERE state <> 'empty'), count(*) FILTER (WHERE state = 'closed') FROM awa.ring_status")
     claim, finish = (database.row(LATENCY.format(column)) for column in ("claimed_at", "finished_at"))
     scheduled, _, late = database.row(LATE)
     done, took = ran.backlog
@@ -300,7 +298,7 @@ def report(database, chosen, ran):
         ("WAL per job, all tables", f"{wal / chosen.jobs:,.0f} bytes, orders and results included"),
         ("rows updated or deleted in the four logs", f"{changed:,}"),
         ("dead tuples in the four logs", f"{dead:,} (left by the transactions that rolled back)"),
-        ("slots of the ring", f"{sealed:,} sealed, {closed:,} closed, {emptied:,} emptied by the worker in the server"),
+        ("slots of the ring", f"{used:,} used; {closed:,} were full and closed by the worker in the server"),
     ]
     return rows
 
