@@ -170,7 +170,7 @@ def tables(found):
                       f"{fail.outer + again.outer:.3f}", f"{fail.inner + again.inner:.3f}"))
     return "\n".join([
         "## Scheduled jobs, retries, heartbeats, rescue\n",
-        f"{found['where']}. One session, commits included, args of 100 bytes where no size is given. Promotion and rescue are one"
+        f"{found['where']}. {found['note']} One session, commits included, args of 100 bytes where no size is given. Promotion and rescue are one"
         " `CALL awa.maintain()`, with whatever else it found to do. Statements inside are those that the extension runs on its own"
         " tables.\n",
         table(head, rows),
@@ -187,6 +187,7 @@ def main(arguments):
     parser = argparse.ArgumentParser(prog="bench/run life", description=__doc__)
     parser.add_argument("--jobs", type=int, default=100_000, help="jobs that are due at once (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="put the tables into bench/RESULTS.md")
+    parser.add_argument("--note", default="", help="a sentence about the machine")
     chosen = parser.parse_args(arguments)
     begun = time.monotonic()
 
@@ -198,6 +199,7 @@ def main(arguments):
         life = Life(db)
         version = db.value("SELECT extversion FROM pg_extension WHERE extname = 'awa_queue'")
         found = {
+            "note": chosen.note,
             "where": f"awa_queue {version} on PostgreSQL {db.value('SHOW server_version').split(' ')[0]}, {time.strftime('%Y-%m-%d')},"
                      f" {os.cpu_count()} cores, preloaded",
             "scheduled": scheduled(life, progress),

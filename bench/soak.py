@@ -5,7 +5,6 @@ import argparse
 import json
 import os
 import statistics
-import sys
 import threading
 import time
 from collections import Counter, namedtuple
@@ -25,7 +24,6 @@ SETTINGS = {
     "awa_queue.slot_age": f"{SLOT_AGE}s",
     "awa_queue.snapshot_grace": f"{GRACE}s",
 }
-# A tenth of a second's pause is short beside the seconds that a job is put off.
 POLICY = {
     "retention": f"{RETENTION} s",
     "lease": "30 s",
@@ -216,7 +214,7 @@ def verdict(lines, tally, counts, last, rate):
     rule(dead == 0, f"dead tuples of the logs: {dead}; of the table of deferred jobs (the old snapshot keeps them): {end[-1].dead_deferred:,}")
     kept = sum(n for state, n in last[1].items() if state != "empty") - 1
     emptied = len(tally.emptied)
-    wanted = (spent / SLOT_AGE) / 2
+    wanted = spent / SLOT_AGE / 2  # half of what a slot every SLOT_AGE would make
     reason = Counter(r.split(": ", 1)[1] for r in last[2]).most_common(1)
     rule(emptied >= wanted and (kept == 0 or reason),
          f"slots: {emptied + kept} sealed, {emptied} of them emptied again; at the end {kept} not empty beside the current one"
@@ -297,6 +295,7 @@ def main(arguments):
     parser.add_argument("--rate", type=int, default=800, help="jobs a second (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--write", action="store_true", help="put the verdict into bench/RESULTS.md")
+    parser.add_argument("--note", default="", help="a sentence about the machine")
     chosen = parser.parse_args(arguments)
     found, where = soak(chosen.minutes, chosen.rate, chosen.workers, int(os.environ.get("AWA_MAJOR", "15")))
     print()
@@ -306,6 +305,6 @@ def main(arguments):
         head = (f"## Soak\n\n{where}, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores shared by server and clients: {chosen.minutes:g} minutes at"
                 f" {chosen.rate} jobs/s in batches of {BATCH}, {chosen.workers} workers. One in {FAILS_EVERY} fails once, one in {REFUSED_EVERY:,} for good,"
                 f" one in {LATER_EVERY} is scheduled {LATER} s later. Slots are sealed after {SLOT_AGE} s, retention is {RETENTION} s, snapshot_grace {GRACE} s;"
-                f" a REPEATABLE READ reader holds its first snapshot all the time.\n\n")
+                f" a REPEATABLE READ reader holds its first snapshot all the time. {chosen.note}".rstrip() + "\n\n")
         results.put("soak", head + "\n".join(f"- {word}: {text}" for word, text in found))
     return 1 if any(word == "FAIL" for word, _ in found) else 0

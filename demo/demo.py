@@ -212,12 +212,13 @@ SELECT 1000 * percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM {0}
 FROM results JOIN placed USING (job_id) WHERE stream AND not_before IS NULL AND attempt = 1
 """
 
-# How long after its time a scheduled job was taken, and a killed worker's job after the kill.
+# How long after its time a scheduled job of the stream was taken.
 LATE = """
-SELECT count(*), percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM claimed_at - not_before)),
-       percentile_cont(0.99) WITHIN GROUP (ORDER BY extract(epoch FROM claimed_at - not_before))
-FROM placed LEFT JOIN results USING (job_id) WHERE not_before IS NOT NULL AND NOT ends_badly AND attempt = 1
+SELECT 1000 * percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM claimed_at - not_before)),
+       1000 * percentile_cont(0.99) WITHIN GROUP (ORDER BY extract(epoch FROM claimed_at - not_before))
+FROM results JOIN placed USING (job_id) WHERE stream AND not_before IS NOT NULL AND attempt = 1
 """
+# How long after the kill the last job of the killed worker was taken by another.
 BACK = """
 SELECT max(extract(epoch FROM claimed_at - %s)) FROM results WHERE job_id IN (SELECT job_id FROM unfinished)
 """
@@ -254,7 +255,7 @@ def report(database, chosen, ran):
     used, closed = database.row(
         "SELECT count(*) FILTER (WHERE state <> 'empty'), count(*) FILTER (WHERE state = 'closed') FROM awa.ring_status")
     claim, finish = (database.row(LATENCY.format(column)) for column in ("claimed_at", "finished_at"))
-    scheduled, _, late = database.row(LATE)
+    late = database.row(LATE)
     done, took = ran.backlog
     words, files = database.row("SELECT sum(words), count(DISTINCT file) FROM results")
     placed, put_off = database.row("SELECT count(*), count(not_before) FROM placed")
@@ -269,11 +270,11 @@ def report(database, chosen, ran):
     lease = life.SETTINGS["lease"]
     rows = [
         ("enqueued", f"{placed:,} jobs of committed transactions"),
-        ("  scheduled", f"{put_off:,} of them for {life.LATER:.0f} s later; taken at most {seconds(late)} after their time (p99 of {scheduled:,})"),
+        ("  scheduled", f"{put_off:,} of them, for {life.LATER:.0f} s later"),
         ("  rolled back", f"{sum(shared.rolled_back):,} more jobs, with their transaction or savepoint: no worker saw them"),
         ("completed", f"{database.value('SELECT count(*) FROM results'):,}"),
         ("failed for good", f"{refused + used_up:,}, kept in awa.dead_letters: {used_up:,} after {life.SETTINGS['max_attempts']} attempts,"
-                            f" {refused:,} because their handler said that it is of no use"),
+                            f" {refused:,} refused by their handler"),
         ("lost", f"{lost:,}"),
         ("", ""),
         ("retried", f"{retries:,} times after a failure, {retried_jobs:,} jobs; they came back after a growing pause"),
@@ -281,8 +282,9 @@ def report(database, chosen, ran):
     ]
     if rescued:
         back = database.value(BACK, [ran.killed_at]) if ran.killed_at else None
-        rows += [("", f"(the last one {seconds(back)} after the kill). Their handlers ran twice: a queue delivers at least"),
-                 ("", "once. What they stored was rolled back with the first run, so it is there once.")]
+        rows += [("", f"(the last one {seconds(back)} after the kill: a pause, and then its turn behind what had waited)."),
+                 ("", "Their handlers ran twice: a queue delivers at least once. What the first run had stored was"),
+                 ("", "rolled back with it, so each result is there once.")]
     rows += [("done again", f"{sum(shared.redone):,}, because their worker's transaction rolled back after an error")]
     if sum(shared.stale):
         rows += [("came too late", f"{sum(shared.stale):,} batches whose lease was over before their worker was; rolled back")]
@@ -292,6 +294,7 @@ def report(database, chosen, ran):
         ("through the queue, at full speed", f"{done / took:,.0f} jobs/s ({done:,} jobs in {took:.1f} s)"),
         (f"enqueue to claim, at {chosen.rate:,} jobs/s", milliseconds(*claim)),
         (f"enqueue to completion, at {chosen.rate:,} jobs/s", milliseconds(*finish)),
+        (f"scheduled time to claim, at {chosen.rate:,} jobs/s", milliseconds(*late)),
         ("", ""),
         ("calls of awa_queue per job", f"{verbs / chosen.jobs:.3f}"),
         ("statements per job, all clients", f"{statements / chosen.jobs:.3f} (BEGIN, COMMIT and the demo's own tables count)"),
