@@ -285,7 +285,7 @@ enum Fate {
     Unknown,
 }
 
-#[derive(Clone, Debug)]
+/// Pure state; see the head of the file.
 pub struct Model {
     pub queues: Vec<Queue>,
     pub sessions: Vec<Session>,
