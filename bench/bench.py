@@ -1,4 +1,5 @@
-"""Measures awa_queue beside the same work in plain SQL, on a private server."""
+"""Measures awa_queue beside the same work in plain SQL, on a private server. Runs of their own, with options of their own:
+bench/run soak (a steady stream for minutes) and bench/run life (what retries, schedules and heartbeats cost)."""
 
 import argparse
 import datetime
@@ -9,12 +10,16 @@ import time
 from pathlib import Path
 
 import calls
+import life
 import load
 import report
+import results
 import scenarios
+import soak
 from server import database, server
 
 ROOT = Path(__file__).resolve().parents[1]
+OWN_RUNS = {"life": life.main, "soak": soak.main}
 PARTS = ("calls", "held", "enqueue", "work", "retained")
 
 
@@ -36,6 +41,8 @@ def arguments():
 
 
 def main():
+    if len(sys.argv) > 1 and sys.argv[1] in OWN_RUNS:
+        return OWN_RUNS[sys.argv[1]](sys.argv[2:])
     chosen = arguments()
     full = chosen.full
     rounds = chosen.rounds or (3 if full else 1)
@@ -86,7 +93,7 @@ def main():
     stamp = time.strftime("%Y%m%d-%H%M%S")
     (keep / f"{stamp}.json").write_text(json.dumps(report.plain(found), indent=1))
     if chosen.write:
-        (ROOT / "bench" / "RESULTS.md").write_text(text)
+        results.put(None, text)
     return 0
 
 

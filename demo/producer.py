@@ -6,14 +6,17 @@ import time
 import psycopg
 
 import corpus
+import life
 
-QUEUE = "lines"
 # One order in so many fails and is placed again; one in so many rolls back to a savepoint half-way.
 FAILS_EVERY, SAVEPOINT_EVERY = 20, 33
 
 # One JSON document that the server takes apart costs Python a tenth of what a list of Jsonb does.
-ENQUEUE = "SELECT awa.enqueue_batch(%s, ARRAY(SELECT jsonb_array_elements(%s::jsonb)))"
-PLACE = "INSERT INTO orders (order_no, file, stream, job_ids) VALUES (%s, %s, %s, %s)"
+ENQUEUE = "SELECT awa.enqueue_batch(%s, ARRAY(SELECT jsonb_array_elements(%s::jsonb)), run_in => make_interval(secs => %s))"
+PLACE = (
+    "INSERT INTO orders (order_no, file, stream, job_ids, fails, not_before)"
+    " VALUES (%s, %s, %s, %s, %s, now() + make_interval(secs => %s))"
+)
 # What was given out and then rolled back is noted in a transaction of its own: the proof looks for it.
 NOTE = "INSERT INTO rolled_back (job_id, why) SELECT unnest(%s::bigint[]), %s"
 
@@ -22,22 +25,24 @@ class Declined(Exception):
     """The business says no."""
 
 
-def _jobs(order):
-    return json.dumps([{"file": order.file, "line": line, "text": text} for line, text in order.lines])
-
-
 def place(connection, order, stream, noted):
     """One order in one transaction: its row, and a job for each of its lines."""
-    jobs = _jobs(order)
+    fails = [life.fails(order.before + i) for i in range(len(order.lines))]
+    jobs = json.dumps([{"file": order.file, "line": line, "text": text, **({"fails": n} if n else {})}
+                       for (line, text), n in zip(order.lines, fails)])
+    run_in = life.LATER if life.later(order) else None
 
     def enqueue():
-        return connection.execute(ENQUEUE, [QUEUE, jobs]).fetchone()[0]
+        return connection.execute(ENQUEUE, [life.QUEUE, jobs, run_in]).fetchone()[0]
+
+    def keep(ids):
+        connection.execute(PLACE, [order.number, order.file, stream, ids, fails, run_in])
 
     if order.number % FAILS_EVERY == 0:
         try:
             with connection.transaction():
                 ids = enqueue()
-                connection.execute(PLACE, [order.number, order.file, stream, ids])
+                keep(ids)
                 raise Declined
         except Declined:
             connection.execute(NOTE, [ids, "transaction"])
@@ -52,7 +57,7 @@ def place(connection, order, stream, noted):
                     raise Declined
             except Declined:
                 pass
-        connection.execute(PLACE, [order.number, order.file, stream, enqueue()])
+        keep(enqueue())
     if dropped:
         connection.execute(NOTE, [dropped, "savepoint"])
         noted(len(dropped))

@@ -91,7 +91,7 @@ CREATE TABLE awa_internal.count_changes (
     n         bigint NOT NULL
 );
 COMMENT ON TABLE awa_internal.count_changes IS
-'Changes of counts, not yet folded into queue_totals. What: S scheduled jobs in deferred, R retryable ones, D dead letters, X jobs cancelled while deferred, B failed or cancelled jobs that were brought back by retry, s finishes that came too late.';
+'Changes of counts, not yet folded into queue_totals. What: S scheduled jobs in deferred, R retryable ones, D dead letters, B failed or cancelled jobs that were brought back by retry, s finishes that came too late.';
 
 -- What few jobs have, kept in one nullable column: with more than eight columns every ready row that has
 -- a null would cost eight bytes more. Its attributes can not be extended while a table uses the type, so
@@ -191,6 +191,15 @@ CREATE INDEX deferred_due ON awa_internal.deferred (run_at, job_id);
 COMMENT ON TABLE awa_internal.deferred IS
 'Jobs that become ready at run_at, with all they bring along. state: s scheduled (also snoozed), r retryable. attempt is the one that comes next; kind is null while it equals the queue''s name.';
 
+-- Jobs that may only wait so long.
+CREATE TABLE awa_internal.expiries (
+    expires_at timestamptz NOT NULL,
+    job_id     bigint NOT NULL,
+    PRIMARY KEY (expires_at, job_id)
+);
+COMMENT ON TABLE awa_internal.expiries IS
+'Until when jobs may wait (expires_in). A row goes when its time has come, whatever became of the job.';
+
 -- Jobs that failed for good, kept for failed_retention.
 CREATE TABLE awa_internal.dead_letters (
     job_id       bigint PRIMARY KEY,
@@ -282,6 +291,7 @@ SELECT pg_extension_config_dump('awa_internal.finished_slots', '');
 SELECT pg_extension_config_dump('awa_internal.count_changes', '');
 SELECT pg_extension_config_dump('awa_internal.count_changes_change_no_seq', '');
 SELECT pg_extension_config_dump('awa_internal.deferred', '');
+SELECT pg_extension_config_dump('awa_internal.expiries', '');
 SELECT pg_extension_config_dump('awa_internal.dead_letters', '');
 SELECT pg_extension_config_dump('awa_internal.attempts', '');
 SELECT pg_extension_config_dump('awa_internal.queue_ids', '');

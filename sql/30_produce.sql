@@ -25,7 +25,7 @@ CREATE FUNCTION awa.enqueue (
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_enqueue'
 VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION awa.enqueue (text, jsonb, text, bigint, timestamptz, bigint, text, text, text[], text, interval, text, text[], jsonb, interval, interval, interval, bigint[], text, jsonb) IS
-'Puts one job into a queue and returns its id. kind defaults to the queue''s name, priority (1 most urgent to 4) and max_attempts (1 to 1,000) to the queue''s. run_at in the past means now; in the future, and uniqueness, run_in, expires_in, after: 0A000 until built. Errors: 22004 queue or args null, 22023 bad value, 54000 over a limit, 42704 unknown queue where queues are not created by themselves, 55P03 another transaction is just creating the queue.';
+'Puts one job into a queue and returns its id. kind defaults to the queue''s name, priority (1 most urgent to 4) and max_attempts (1 to 1,000) to the queue''s. run_at in the past means now; in the future, and run_in: scheduled. A job that waits longer than expires_in (from now, or from its run time) ends as cancelled with reason expired. uniqueness, lease, after: 0A000 until built. Errors: 22004 queue or args null, 22023 bad value, 54000 over a limit, 42704 unknown queue where queues are not created by themselves, 55P03 another transaction is just creating the queue.';
 
 CREATE FUNCTION awa.enqueue_batch (
     queue text,
@@ -69,7 +69,7 @@ CREATE FUNCTION awa.cancel (
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_cancel'
 VOLATILE PARALLEL UNSAFE ROWS 100;
 COMMENT ON FUNCTION awa.cancel (bigint[], text, jsonb) IS
-'Cancels jobs by id. 0A000 until built.';
+'Cancels jobs by id and returns one row per id, in input order. A waiting or deferred job ends at once (state cancelled); a running one is asked to stop (state running, changed true): its worker learns of it by heartbeat, and its report ends the job as cancelled. A finished job keeps its state (changed false), an unknown or null id comes back as unknown. Waits for open transactions that are taking, finishing or cancelling one of the jobs (lock_timeout applies). More than 100,000 ids: 54000.';
 
 CREATE FUNCTION awa.cancel_by_key (
     queue text,
@@ -90,4 +90,4 @@ CREATE FUNCTION awa.retry (
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_retry'
 VOLATILE PARALLEL UNSAFE ROWS 100;
 COMMENT ON FUNCTION awa.retry (bigint[], timestamptz, jsonb) IS
-'Runs failed, cancelled and waiting jobs again. 0A000 until built.';
+'Lets jobs run again and returns one row per id, in input order. Scheduled and retryable jobs become ready now (or at run_at), their attempt kept; failed and cancelled ones start over at attempt 1 with the same id, their errors kept, as long as they are retained; a waiting one is put off where run_at is in the future. Running and completed jobs stay as they are (changed false), an unknown or null id comes back as unknown. Waits for open transactions that are moving one of the jobs (lock_timeout applies). More than 100,000 ids: 54000; infinite run_at: 22023.';

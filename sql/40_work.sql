@@ -179,7 +179,7 @@ CREATE PROCEDURE awa.wait (
 )
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_wait';
 COMMENT ON PROCEDURE awa.wait (text[], interval, boolean, jsonb) IS
-'Waits until a queue has a job. 0A000 until built: poll awa.claim.';
+'Waits until a queue may have a job to claim (ready is true) or timeout (up to 24 h) is over (false), and at most until half a second before statement_timeout. Takes nothing: awa.claim does. Holds no snapshot while it waits. Preloaded it is woken by commits, else it looks every 10 to 200 ms. Paused queues do not count; for an unknown one it warns once a session and waits. 25001 inside a transaction block, 22023 bad timeout.';
 
 CREATE PROCEDURE awa.wait_for (
     job_id bigint,

@@ -68,7 +68,7 @@ SELECT q.name AS queue,
 FROM awa_internal.queues q
 LEFT JOIN awa_internal.queue_counts() c USING (queue_id);
 COMMENT ON VIEW awa.queue_stats IS
-'Exact counts per queue, as of one moment: the latest committed state and what the own transaction did, whatever its isolation level. ready, running, scheduled and retryable jobs are those that will run or do; overdue: deferred more than 5 s past their run_at (counted up to 100,000 over all queues). completed and cancelled count attempts that ended so and are still retained (their slot is not emptied), one that was brought back by retry included; jobs cancelled while deferred leave no trace there. failed counts the queue''s dead letters, or where it keeps none the retained failures. *_total only grow: jobs put in, attempts completed, failed for good, to be retried (after fail or after a lease ended), whose lease ended, and finishes that came too late. oldest_ready_seconds: how long the first claimable job has waited. blocked and waiting are 0 in this version, which has no such jobs.';
+'Exact counts per queue, as of one moment: the latest committed state and what the own transaction did, whatever its isolation level. ready, running, scheduled and retryable jobs are those that will run or do; overdue: deferred more than 5 s past their run_at (counted up to 100,000 over all queues). completed and cancelled count attempts that ended so and are still retained (their slot is not emptied), one that was brought back by retry included; jobs cancelled while deferred leave no trace there. failed counts the queue''s dead letters, or where it keeps none the retained failures. *_total only grow: jobs put in, attempts completed, failed for good, to be retried (after fail or after a lease ended), whose lease ended, and finishes that came too late (once a slot is emptied its receipts are stale, but nobody can tell their queue). oldest_ready_seconds: how long the first claimable job has waited. blocked and waiting are 0 in this version, which has no such jobs.';
 
 CREATE VIEW awa.queues AS
 SELECT name AS queue, settings, paused_at IS NOT NULL AS paused, paused_by, pause_reason AS reason, auto_created, created_at
@@ -134,7 +134,9 @@ WITH tables AS (
     JOIN pg_locks l ON l.relation = t.oid AND l.granted
          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-    LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND p.transaction::text = split_part(l.virtualtransaction, '/', 2)
+    LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND EXISTS (
+         SELECT FROM pg_locks x WHERE x.locktype = 'transactionid' AND x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
+         AND x.transactionid = p.transaction)
     WHERE CASE
               WHEN s.state = 'sealed' THEN t.relname ~ '^segments_' AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'ShareLock')
               WHEN s.due AND s.wanted_before IS NULL THEN l.pid IS DISTINCT FROM pg_backend_pid() OR l.mode <> 'AccessShareLock'

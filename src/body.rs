@@ -65,6 +65,11 @@ impl Body {
             .unwrap_or(segment_at)
     }
 
+    /// Until when it may wait.
+    pub fn expires_at(&self) -> Option<i64> {
+        self.rest.as_ref().and_then(|r| r.i64(rest::EXPIRES_AT))
+    }
+
     /// When it became ready.
     pub fn run_at(&self, segment_at: i64) -> i64 {
         self.rest

@@ -37,6 +37,13 @@ impl Carried {
         carried
     }
 
+    /// Takes a checkpoint along, where there is a new one.
+    pub fn set_checkpoint(&mut self, checkpoint: Option<Varlena>) {
+        if checkpoint.is_some() {
+            self.set(rest::CHECKPOINT, checkpoint);
+        }
+    }
+
     pub fn set(&mut self, attribute: usize, value: impl Into<Value>) {
         self.values[attribute] = value.into();
     }

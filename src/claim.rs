@@ -17,6 +17,7 @@ use crate::pg::lock::{Class, Mode, ShortLock};
 use crate::pg::memory::Scratch;
 use crate::pg::shmem;
 use crate::pg::time::{self, Interval};
+use crate::pg::waiters;
 use crate::pg::xact;
 use crate::queue::Queue;
 use crate::ranges::RangeList;
@@ -61,6 +62,13 @@ pub fn forget() {
 /// Claims up to `max_jobs` jobs and appends a row for each to `out`. All work is done before the first row
 /// can be read.
 pub fn claim(request: &Request, out: &mut ResultSet) -> Result<()> {
+    // Where all that was taken had waited too long, others may be waiting behind.
+    while claim_once(request, out)? {}
+    Ok(())
+}
+
+/// One go; true where jobs were taken and none of them can be returned.
+fn claim_once(request: &Request, out: &mut ResultSet) -> Result<bool> {
     let relaxed = xact::only_claims_so_far();
     let view = ring::view_for_write()?;
     let now = time::now();
@@ -91,17 +99,22 @@ pub fn claim(request: &Request, out: &mut ResultSet) -> Result<()> {
         }
     }
     if taken.is_empty() {
-        return Ok(());
+        return Ok(false);
     }
     // What this transaction has written so far is claims alone; rows that are lost write more.
     if relaxed {
         xact::note_claim_wal();
     }
-    let lost = deliver(&taken, now, out)?;
+    for t in &taken {
+        let jobs: i64 = t.picks.iter().map(|p| p.n).sum();
+        waiters::note_claimed(t.queue.id, jobs as usize, t.queue.notify);
+    }
+    let read = deliver(&taken, now, out)?;
     drop(live);
-    close::close_lost(&lost)?;
+    close::close_lost(&read.lost)?;
+    close::close_expired(&read.expired)?;
     command::next_command();
-    Ok(())
+    Ok(read.delivered == 0)
 }
 
 /// Each queue of a claim over several is given its share first.
@@ -414,10 +427,20 @@ fn insert_claims(visit: &Visit, picks: Vec<Pick>, request: &Request, now: i64) -
         .collect()
 }
 
-/// Reads the rows of what was taken and returns them. Rows that are nowhere are reported, not returned.
-fn deliver(taken: &[Taken], now: i64, out: &mut ResultSet) -> Result<Vec<Receipt>> {
+/// What became of the rows that were taken.
+#[derive(Default)]
+struct Read {
+    delivered: i64,
+    /// Their rows are nowhere.
+    lost: Vec<Receipt>,
+    /// They have waited too long.
+    expired: Vec<Receipt>,
+}
+
+/// Reads the rows of what was taken and returns them, but for those that are lost or have expired.
+fn deliver(taken: &[Taken], now: i64, out: &mut ResultSet) -> Result<Read> {
     let mut reader = Reader::new();
-    let mut lost = Vec::new();
+    let mut read = Read::default();
     let mut scratch = Scratch::new();
     for t in taken {
         for pick in &t.picks {
@@ -432,16 +455,21 @@ fn deliver(taken: &[Taken], now: i64, out: &mut ResultSet) -> Result<Vec<Receipt
                 let entry_id = pick.entry_id + k;
                 let found = scratch.run(|| {
                     let body = reader.read(&pick.slot.slot, &pick.runs, offset, entry_id)?;
-                    out.push(&result_row(t, pick, receipt, &body, now));
-                    Some(())
+                    let expired = body.expires_at().is_some_and(|at| at <= now);
+                    if !expired {
+                        out.push(&result_row(t, pick, receipt, &body, now));
+                    }
+                    Some(expired)
                 });
-                if found.is_none() {
-                    lost.push(receipt);
+                match found {
+                    None => read.lost.push(receipt),
+                    Some(true) => read.expired.push(receipt),
+                    Some(false) => read.delivered += 1,
                 }
             }
         }
     }
-    Ok(lost)
+    Ok(read)
 }
 
 fn result_row(t: &Taken, pick: &Pick, receipt: Receipt, body: &Body, now: i64) -> [Value; 20] {
@@ -490,6 +518,23 @@ pub fn head(live: &mut Live, lane: LaneId, strict: bool) -> Result<Option<i64>> 
         .and_then(|found| found.head_at))
 }
 
+/// Whether a queue that is not paused may have a free job now. What claims leave alone for a moment is looked
+/// at too: a claim that rolled back frees its jobs at once.
+pub fn any_claimable(queues: &[Rc<Queue>]) -> Result<bool> {
+    let mut live = Live::for_reading(ring::view()?);
+    for queue in queues.iter().filter(|q| !q.paused) {
+        for priority in 1..=PRIORITIES as u8 {
+            for shard in 0..queue.shards {
+                let lane = LaneId::new(queue.id, priority, shard);
+                if !is_surely_empty(&live, lane) && head(&mut live, lane, queue.strict)?.is_some() {
+                    return Ok(true);
+                }
+            }
+        }
+    }
+    Ok(false)
+}
+
 /// The ranges that this session would start from, for looking at them.
 pub fn describe(lane: LaneId) -> Result<String> {
     let view = ring::view()?;
@@ -519,6 +564,7 @@ mod tests {
             dead_letters: true,
             aging,
             max_args_bytes: None,
+            notify: false,
         }
     }
 

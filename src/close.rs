@@ -10,10 +10,12 @@
 
 use crate::bits::Bits;
 use crate::body::{Body, Head, Reader};
+use crate::checkpoint::Checkpoints;
 use crate::counts::{self, Counted};
 use crate::dead;
 use crate::defer;
 use crate::error::{Error, Result};
+use crate::expiry;
 use crate::lane::LaneId;
 use crate::locate::Locator;
 use crate::logs::{claims, closures, Outcome};
@@ -84,6 +86,8 @@ pub struct Finish {
     pub permanent: bool,
     /// How long snoozed jobs are put off.
     pub delay: Interval,
+    /// Until when, instead of the delay.
+    pub run_at: Option<i64>,
     /// Whether an attempt that another open transaction is ending is waited for, or skipped.
     pub wait: bool,
 }
@@ -98,6 +102,7 @@ impl Finish {
             retry_in: None,
             permanent: false,
             delay: Interval::default(),
+            run_at: None,
             wait: true,
         }
     }
@@ -157,17 +162,17 @@ struct Claim {
 }
 
 /// The tables of one slot, as closing needs them.
-struct CloseSlot {
+pub struct CloseSlot {
     slot: Slot,
     claims: Rc<Table>,
     claims_index: Rc<Index>,
-    closures: Rc<Table>,
-    closure_index: Rc<Index>,
-    closure_indexes: IndexSet,
+    pub closures: Rc<Table>,
+    pub closure_index: Rc<Index>,
+    pub closure_indexes: IndexSet,
 }
 
 impl CloseSlot {
-    fn open(slot: &Slot) -> Result<CloseSlot> {
+    pub fn open(slot: &Slot) -> Result<CloseSlot> {
         let claim_table = Rc::new(Table::open(slot.claims, Access::Read));
         let claims_index = index::scannable(&claim_table, &claims::BY_NO)?;
         let closure_table = Rc::new(Table::open(slot.closures, Access::Write));
@@ -300,6 +305,7 @@ fn move_on(view: &Rc<View>, what: &Finish, fates: &[Fate], jobs: &[Option<Job>])
     let now = time::now();
     let mut released = Vec::new();
     let mut put_off = Vec::new();
+    let mut checkpoints = None;
     let mut dead = Vec::new();
     let mut seen = std::collections::HashSet::new();
     for (i, fate) in fates.iter().enumerate() {
@@ -316,7 +322,13 @@ fn move_on(view: &Rc<View>, what: &Finish, fates: &[Fate], jobs: &[Option<Job>])
             Outcome::Snoozed | Outcome::Retried | Outcome::Rescued => {
                 let (job, body) = whole(job)?;
                 let queue = queue::find_by_id(view, job.lane.queue_id())?;
-                let put = defer::between_attempts(view, what, outcome, i, job, body, queue.as_deref(), now);
+                let checkpoints = match &checkpoints {
+                    Some(checkpoints) => checkpoints,
+                    None => checkpoints.insert(Checkpoints::open()?),
+                };
+                let checkpoint = checkpoints.of(job.receipt);
+                let queue = queue.as_deref();
+                let put = defer::between_attempts(view, what, outcome, i, job, body, queue, checkpoint, now);
                 due[i] = Some(put.run_at);
                 if first {
                     put_off.push(put);
@@ -529,7 +541,7 @@ fn append_closures(
     counts::add(&ring::tables()?, claim.lane.queue_id(), Counted::Stale, stale)
 }
 
-fn closure_row(
+pub fn closure_row(
     slot: &CloseSlot,
     claim_no: i64,
     n: i64,
@@ -657,6 +669,20 @@ pub fn close_lost(lost: &[Receipt]) -> Result<()> {
         reason: Some(datum::text("row lost")),
         permanent: true,
         ..Finish::by(Verb::Fail)
+    };
+    finish(&receipts, &what, None)?;
+    Ok(())
+}
+
+/// Closes jobs that were claimed and have waited longer than they may.
+pub fn close_expired(expired: &[Receipt]) -> Result<()> {
+    if expired.is_empty() {
+        return Ok(());
+    }
+    let receipts: Vec<Option<i64>> = expired.iter().map(|r| Some(r.encode())).collect();
+    let what = Finish {
+        reason: Some(datum::text(expiry::REASON)),
+        ..Finish::by(Verb::CancelClaimed)
     };
     finish(&receipts, &what, None)?;
     Ok(())

@@ -10,7 +10,6 @@ pub enum Counted {
     Scheduled,
     Retryable,
     DeadLetters,
-    CancelledWhileDeferred,
     BroughtBack,
     /// A finish that came too late; its slot may be summed up already.
     Stale,
@@ -22,7 +21,6 @@ impl Counted {
             Counted::Scheduled => "S",
             Counted::Retryable => "R",
             Counted::DeadLetters => "D",
-            Counted::CancelledWhileDeferred => "X",
             Counted::BroughtBack => "B",
             Counted::Stale => "s",
         }

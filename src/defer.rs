@@ -46,6 +46,13 @@ pub struct Deferred {
     pub rest: Option<Varlena>,
 }
 
+impl Deferred {
+    /// Until when it may wait.
+    pub fn expires_at(&self) -> Option<i64> {
+        self.rest.map(Record::read).and_then(|r| r.i64(rest::EXPIRES_AT))
+    }
+}
+
 /// What a deferred job waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
@@ -140,15 +147,17 @@ pub fn between_attempts(
     job: &Job,
     body: &Body,
     queue: Option<&Queue>,
+    checkpoint: Option<Varlena>,
     now: i64,
 ) -> Deferred {
     let mut carried = Carried::from_body(body, job.segment_at);
+    carried.set_checkpoint(checkpoint);
     let snoozed = outcome == Outcome::Snoozed;
     if !snoozed {
         carried.set(rest::ERRORS, errors_with(what, outcome, position, job, body, now));
     }
     let run_at = if snoozed {
-        what.delay.after(now)
+        what.run_at.unwrap_or_else(|| what.delay.after(now))
     } else if let Some(retry_in) = what.retry_in {
         retry_in.after(now)
     } else {
@@ -364,7 +373,7 @@ pub fn fold_promoted(view: &View, mut jobs: Vec<Deferred>) -> Result<i64> {
 }
 
 /// The entry of a job that becomes ready; `run_at` is when it was due.
-fn entry_of(view: &View, job: &Deferred, run_at: i64) -> Entry {
+pub fn entry_of(view: &View, job: &Deferred, run_at: i64) -> Entry {
     let record = job.rest.map(Record::read);
     let mut carried = Carried::from_record(record.as_ref());
     carried.set(rest::RUN_AT, run_at);

@@ -16,6 +16,8 @@ use crate::pg::lock::{Class, Mode, ShortLock};
 use crate::pg::memory::Scratch;
 use crate::pg::table::{Access, Table};
 use crate::pg::time;
+use crate::pg::waiters;
+use crate::queue;
 use crate::receipt::MAX_PER_CLAIM;
 use crate::ring::{self, Slot, View};
 use crate::runs;
@@ -83,6 +85,11 @@ pub fn fold(lane: LaneId, entries: &[Entry]) -> Result<Vec<i64>> {
     let mut scratch = Scratch::new();
     for chunk in entries.chunks(MAX_PER_CLAIM as usize) {
         scratch.run(|| append_chunk(&target, lane, chunk, &mut ids))?;
+    }
+    if waiters::available() {
+        let queue = queue::find_by_id(&target.view, lane.queue_id())?;
+        let notify = queue.is_some_and(|q| q.notify);
+        waiters::note_produced(lane.queue_id(), entries.len(), notify);
     }
     command::next_command();
     Ok(ids)

@@ -11,7 +11,10 @@ mod api;
 mod backoff;
 mod bits;
 mod body;
+mod by_id;
+mod cancel;
 mod carry;
+mod checkpoint;
 mod claim;
 mod close;
 mod counts;
@@ -20,7 +23,9 @@ mod defer;
 mod duty;
 mod enqueue;
 mod error;
+mod expiry;
 mod failure;
+mod find;
 mod grow;
 mod held;
 mod ids;
@@ -30,6 +35,7 @@ mod lease;
 mod live;
 mod locate;
 mod logs;
+mod notify;
 mod options;
 mod pg;
 mod policy;
@@ -38,6 +44,8 @@ mod ranges;
 mod receipt;
 mod release;
 mod rescue;
+mod resting;
+mod retry;
 mod ring;
 mod rotation;
 mod runs;
@@ -47,7 +55,9 @@ mod statement;
 mod statistics;
 mod stats;
 mod sums;
+mod take;
 mod upkeep;
+mod wait;
 mod walk;
 mod worker;
 
@@ -68,5 +78,6 @@ pub extern "C-unwind" fn _PG_init() {
             pg::databases::install();
             pg::bgworker::register_launcher();
         }
+        pg::waiters::install(settings::max_waiters());
     }
 }

@@ -100,6 +100,7 @@ pub mod rest {
     pub const CHECKPOINT: usize = 5;
     pub const RUN_AT: usize = 6;
     pub const ENQUEUED_AT: usize = 7;
+    pub const EXPIRES_AT: usize = 9;
     pub const COUNT: usize = 11;
 }
 

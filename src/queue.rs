@@ -10,6 +10,7 @@ use crate::pg::owner;
 use crate::pg::scan::{Cond, Direction, Scan};
 use crate::pg::table::{Access, Table};
 use crate::pg::time::{self, Interval};
+use crate::pg::waiters;
 use crate::pg::xact;
 use crate::ring::View;
 use pgrx::Spi;
@@ -48,6 +49,8 @@ pub struct Settings {
     pub aging_interval: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_args_bytes: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub notify: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
 }
@@ -94,6 +97,7 @@ pub const SETTING_NAMES: &[&str] = &[
     "dead_letters",
     "aging_interval",
     "max_args_bytes",
+    "notify",
     "description",
 ];
 
@@ -106,7 +110,6 @@ pub const LATER_SETTINGS: &[&str] = &[
     "key_rate_limit",
     "max_depth",
     "on_full",
-    "notify",
 ];
 
 pub const DEFAULT_PRIORITY: u8 = 2;
@@ -192,7 +195,7 @@ impl Settings {
 const NUMBERS: &[&str] = &["shards", "priority", "max_attempts", "max_args_bytes"];
 
 /// Settings that are on or off.
-const SWITCHES: &[&str] = &["dead_letters"];
+const SWITCHES: &[&str] = &["dead_letters", "notify"];
 
 fn check_type(key: &str, value: &serde_json::Value) -> Result<()> {
     let (fits, expected) = if NUMBERS.contains(&key) {
@@ -268,6 +271,8 @@ pub struct Queue {
     pub aging: i64,
     /// None: the setting awa_queue.max_args_bytes decides.
     pub max_args_bytes: Option<usize>,
+    /// Whether new jobs are announced by NOTIFY.
+    pub notify: bool,
 }
 
 thread_local! {
@@ -358,6 +363,7 @@ fn policy(id: i32, name: String, paused: bool, settings: &Settings) -> Queue {
         dead_letters: settings.dead_letters.unwrap_or(true),
         aging: interval(&settings.aging_interval, DEFAULT_AGING).approx_micros(),
         max_args_bytes: settings.max_args_bytes.map(|b| b as usize),
+        notify: settings.notify.unwrap_or(false),
     }
 }
 
@@ -416,6 +422,7 @@ pub fn create(view: &View, name: &str, settings: &Settings, auto: bool) -> Resul
     .map_err(|e| Error::Internal(format!("creating a queue: {e}")))?;
     xact::invalidate_queues(view.tables.queues);
     xact::set_queues_valid(false);
+    waiters::note_changed(waiters::NEW_QUEUE);
     Ok(true)
 }
 
@@ -443,6 +450,7 @@ pub fn effective(settings: &Settings) -> serde_json::Value {
         "dead_letters": settings.dead_letters.unwrap_or(true),
         "aging_interval": settings.aging_interval.as_deref().unwrap_or("60 s"),
         "max_args_bytes": settings.max_args_bytes,
+        "notify": settings.notify.unwrap_or(false),
         "description": settings.description,
     })
 }
@@ -487,7 +495,7 @@ mod tests {
             Err(Error::UnknownKey { .. })
         ));
         assert!(matches!(
-            Settings::merge(&base, &json!({"notify": true})),
+            Settings::merge(&base, &json!({"max_depth": 10})),
             Err(Error::NotBuilt(_))
         ));
         for bad in [
@@ -497,6 +505,7 @@ mod tests {
             json!({"max_attempts": 0}),
             json!({"ordering": "loose"}),
             json!({"shards": "four"}),
+            json!({"notify": "yes"}),
             json!([1]),
             json!("x"),
         ] {

@@ -173,24 +173,16 @@ fn not_in_state(events: &Events, slot: u8, state: SlotState, otherwise: Step) ->
 /// Sums up a closed slot once every job of it has ended.
 pub fn finish(slot: u8) -> Result<Step> {
     let tables = begin("awa_internal.close()")?;
-    let Some(ring_lock) = lock_ring() else {
-        return Ok(Step::Busy);
-    };
     let events = ring::read_events(tables.ring);
     if let Some(why) = not_in_state(&events, slot, SlotState::Closed, Step::NotClosed) {
         return Ok(why);
     }
-    match finished_or_open(&tables, slot, events.generation(slot))? {
-        Ok(_) => {
-            ring_lock.keep();
-            Ok(Step::Finished)
-        }
-        Err(open) => Ok(open),
-    }
+    let finished = finished_or_why_not(&tables, slot, events.generation(slot))?;
+    Ok(finished.map_or_else(|why| why, |_| Step::Finished))
 }
 
-/// What is noted of a finished slot, noted now where it was not; or how many of its jobs have not ended.
-fn finished_or_open(
+/// What is noted of a finished slot, noted now where it was not; or why it is not.
+fn finished_or_why_not(
     tables: &Tables,
     slot: u8,
     generation: i64,
@@ -200,6 +192,8 @@ fn finished_or_open(
     if let Some(finished) = stored.finished(slot, generation) {
         return Ok(Ok(finished));
     }
+    // Counted before the ring lock, for which sessions wait that have to read the ring. Once every job has
+    // ended nothing of this changes any more.
     let counts = SlotLogs::open(slot)?.count(&latest, Some(stored.sums(slot, generation)));
     if counts.open() != 0 {
         return Ok(Err(Step::Open {
@@ -207,8 +201,20 @@ fn finished_or_open(
             of: counts.jobs(),
         }));
     }
+    let Some(ring_lock) = lock_ring() else {
+        return Ok(Err(Step::Busy));
+    };
+    let events = ring::read_events(tables.ring);
+    if events.state(slot) != SlotState::Closed || events.generation(slot) != generation {
+        return Ok(Err(Step::NotClosed));
+    }
+    let noted = || Ok(Stored::read(&Latest::take())?.finished(slot, generation));
+    if let Some(finished) = noted()? {
+        return Ok(Ok(finished)); // by another session, meanwhile
+    }
+    ring_lock.keep();
     sums::store_finished(tables, slot, generation, &counts)?;
-    match Stored::read(&Latest::take())?.finished(slot, generation) {
+    match noted()? {
         Some(finished) => Ok(Ok(finished)),
         None => Err(Error::Internal(format!("slot {slot} was not noted as finished"))),
     }
@@ -231,41 +237,40 @@ pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
     if !lock::try_lock_tables(&oids, TableMode::AccessShare) {
         return Ok(Step::Busy);
     }
-    let Some(ring_lock) = lock_ring() else {
-        return Ok(Step::Busy);
-    };
     // First without any lock that disturbs: most tries end here.
-    let finished = match finished_or_open(&tables, slot, generation)? {
+    let finished = match finished_or_why_not(&tables, slot, generation)? {
         Ok(finished) => finished,
-        Err(open) => return Ok(open),
+        Err(why) => return Ok(why),
     };
     if !ignore_retention && retained_until(&tables, slot, &finished)?.is_some_and(|t| time::now() < t) {
-        return Ok(keep(ring_lock, Step::Retained));
+        return Ok(Step::Retained);
     }
     let wanted = is_wanted_by_snapshot(&tables, slot, &finished)?;
     if wanted && finished.grace_ends().is_some_and(|t| time::now() < t) {
-        return Ok(keep(ring_lock, Step::Snapshot));
+        return Ok(Step::Snapshot);
     }
-    // Nobody adds to what points into a finished slot, so most of it goes before the lock.
+    // Nobody adds to what points into a finished slot, so most of it goes before the locks.
     clear_references(&tables, slot)?;
+    let Some(ring_lock) = lock_ring() else {
+        return Ok(Step::Busy);
+    };
     if !lock::try_lock_tables(&oids, TableMode::AccessExclusive) {
-        return Ok(keep(ring_lock, Step::Blocked));
+        return Ok(Step::Blocked);
     }
     // Proved again under the locks, with snapshots taken after them.
     let events = ring::read_events(tables.ring);
     if let Some(why) = not_in_state(&events, slot, SlotState::Closed, Step::NotClosed) {
-        return Ok(keep(ring_lock, why));
+        return Ok(why);
     }
     let counts = SlotLogs::open(slot)?.count(&Latest::take(), None);
-    if counts.open() != 0 {
-        let open = Step::Open {
+    if events.generation(slot) != generation || counts.open() != 0 {
+        return Ok(Step::Open {
             open: counts.open(),
             of: counts.jobs(),
-        };
-        return Ok(keep(ring_lock, open));
+        });
     }
     if clear_references(&tables, slot)? > 0 {
-        return Ok(keep(ring_lock, Step::Blocked));
+        return Ok(Step::Blocked);
     }
     ring_lock.keep();
     note_claimed(&tables, slot)?;
@@ -294,15 +299,9 @@ pub fn empty(slot: u8, ignore_retention: bool) -> Result<Step> {
     Ok(Step::Emptied)
 }
 
-/// What was noted on the way to a refusal is written under the ring lock, which stays until the COMMIT.
-fn keep(ring_lock: TransactionLock, step: Step) -> Step {
-    ring_lock.keep();
-    step
-}
-
 /// What may point into a slot, each table with its column: none of it outlives the slot. (`deferred` and
-/// `dead_letters` hold copies of their jobs and point nowhere.)
-const REFERENCES: [(&str, &str); 1] = [("attempts", "slot")];
+/// `dead_letters` hold copies of their jobs and point nowhere; `rescue_marks` says of which generation it is.)
+const REFERENCES: [(&str, &str); 2] = [("attempts", "slot"), ("rescue_list", "slot")];
 
 /// Deletes what points into a finished slot, except rows that an open transaction has locked; returns how many
 /// are left.

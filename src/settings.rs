@@ -11,6 +11,7 @@ static MAX_SLOTS: GucSetting<i32> = GucSetting::<i32>::new(32);
 static SNAPSHOT_GRACE: GucSetting<i32> = GucSetting::<i32>::new(6 * 3600);
 static WORKER: GucSetting<bool> = GucSetting::<bool>::new(true);
 static SHARED_LANES: GucSetting<i32> = GucSetting::<i32>::new(2048);
+static MAX_WAITERS: GucSetting<i32> = GucSetting::<i32>::new(1024);
 
 /// Queues that are first named in an enqueue are created with default settings.
 pub fn auto_create_queues() -> bool {
@@ -147,6 +148,17 @@ pub fn register(preloading: bool) {
             GucContext::Postmaster,
             GucFlags::default(),
         );
+        // 160 bytes each; who finds the table full polls, as without preload.
+        GucRegistry::define_int_guc(
+            c"awa_queue.max_waiters",
+            c"Number of sessions that can sleep in awa.wait at the same time, in all databases.",
+            c"Further ones look for jobs in intervals instead of being woken. Needs a restart.",
+            &MAX_WAITERS,
+            0,
+            100_000,
+            GucContext::Postmaster,
+            GucFlags::default(),
+        );
     }
     #[cfg(feature = "injection")]
     injection::register();
@@ -155,6 +167,11 @@ pub fn register(preloading: bool) {
 /// Number of lane entries in shared memory.
 pub fn shared_lanes() -> u32 {
     SHARED_LANES.get() as u32
+}
+
+/// Number of entries for sleeping waiters in shared memory.
+pub fn max_waiters() -> u32 {
+    MAX_WAITERS.get() as u32
 }
 
 /// Switches of test builds.

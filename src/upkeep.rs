@@ -14,9 +14,12 @@ use crate::dead;
 use crate::defer;
 use crate::duty::Progress;
 use crate::error::{Error, Result};
+use crate::expiry;
+use crate::notify;
 use crate::pg::bgworker::{self, Caught};
 use crate::pg::command;
 use crate::pg::lock::{Class, Mode, TransactionLock};
+use crate::pg::roster;
 use crate::pg::time::{self, SECOND};
 use crate::pg::vacuum;
 use crate::pg::warn;
@@ -66,10 +69,10 @@ impl Duty {
 
 /// In the order in which they run. Keys 2 and up: promotion, rescue, expiry, notify.
 pub const DUTIES: &[Duty] = &[
-    duty("rescue", rescue::step, SECOND / 2, 3).prompt(),
+    duty("rescue", rescue::step, SECOND / 2, rescue::DUTY_KEY).prompt(),
     duty("promote", defer::promote, SECOND / 10, 2).prompt(),
-    // duty("expire", crate::expiry::step, SECOND, 4),
-    // duty("notify", crate::notify::step, SECOND / 20, 5).prompt(),
+    duty("expire", expiry::step, SECOND, 4),
+    duty("notify", notify::step, SECOND / 20, 5).prompt(),
     duty("dead letters", dead::expire, 60 * SECOND, 6),
     duty("counts", fold_counts, 2 * SECOND, COUNTS),
     duty("statistics", statistics::analyze_one, 60 * SECOND, RING),
@@ -140,6 +143,11 @@ enum Outcome {
     Closed(Closed),
 }
 
+thread_local! {
+    /// The installation that the last step found.
+    static INCARNATION: Cell<i64> = const { Cell::new(0) };
+}
+
 /// Whether anything may be done in this database.
 fn gate() -> Result<Option<Closed>> {
     let tables = match ring::tables() {
@@ -149,7 +157,10 @@ fn gate() -> Result<Option<Closed>> {
     match ring::check_world(&tables) {
         Err(e @ Error::LibraryTooOld { .. }) => Ok(Some(Closed::Versions(e.to_string()))),
         Err(e) => Err(e),
-        Ok(_) => Ok((!adopt::is_ours(&tables)).then_some(Closed::Foreign)),
+        Ok(incarnation) => {
+            INCARNATION.set(incarnation);
+            Ok((!adopt::is_ours(&tables)).then_some(Closed::Foreign))
+        }
     }
 }
 
@@ -250,8 +261,11 @@ impl Record {
 /// WARNING; the other duties go on.
 pub fn run_all() -> Result<()> {
     command::commit_and_begin();
-    // A caller is a user that writes.
-    ring::view_for_write()?;
+    // A caller is a user that writes; but it does not wait for a maintainer, as who loads the ring does.
+    let tables = ring::tables()?;
+    let incarnation = ring::check_world(&tables)?;
+    roster::note_verb();
+    adopt::at_first_verb(&tables, incarnation)?;
     command::commit_and_begin();
     policy::forget_refusals();
     for duty in DUTIES {
@@ -318,6 +332,7 @@ pub struct Engine {
     /// What this process did itself, so that its duties see each other's work.
     own_activity: u64,
     written_at: i64,
+    incarnation: i64,
 }
 
 impl Engine {
@@ -326,6 +341,7 @@ impl Engine {
             states: DUTIES.iter().map(|_| State::default()).collect(),
             own_activity: 0,
             written_at: 0,
+            incarnation: INCARNATION.get(),
         };
         engine.all_due();
         engine
@@ -336,6 +352,7 @@ impl Engine {
         let now = time::now();
         for s in &mut self.states {
             s.next = Some(now);
+            s.noted_at = 0;
         }
     }
 
@@ -405,6 +422,11 @@ impl Engine {
             self.freeze_tables(i);
         }
         self.write_records();
+        if self.incarnation != INCARNATION.get() {
+            // Dropped and created anew since the last look: nothing that is known of due times holds.
+            self.incarnation = INCARNATION.get();
+            self.all_due();
+        }
         bgworker::report(None);
         None
     }

@@ -1,5 +1,6 @@
 """Leases: heartbeat, rescue at a lease's end, expire_leases. The clock is set, nobody sleeps."""
 
+import os
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from harness import wait_until
 
 MINUTE = 60_000
+RETAINED = int(os.environ.get("AWA_RETAINED", "50000"))
 
 
 def ahead(session, minutes):
@@ -686,3 +688,41 @@ def test_a_slot_that_is_emptied_and_used_again_is_looked_at_anew(db):
     claim(db)
     assert rescue(session, 60 * 25) == 1
     assert db.value("SELECT count(*) FROM awa_internal.rescue_list") == 0
+
+
+# -------------------------------------------------------------------------------------------------- by the worker
+
+
+@pytest.mark.timeout(300)
+def test_rule_25_the_worker_rescues_at_the_end_of_the_lease_with_claims_retained(make_cluster, record_property):
+    """Nobody calls anything: the claim's commit tells the worker, the lease's end wakes it."""
+    cluster = make_cluster(flavour="injection", preload=True).start()
+    db = cluster.database()
+    fill(db, RETAINED)
+    db.sql("ALTER SYSTEM SET awa_queue.worker = on")
+    db.sql("SELECT pg_reload_conf()")
+    db.sql("SELECT awa.create_queue('q')")
+    wait_until(lambda: db.value(
+        "SELECT count(*) FROM awa_internal.rescue_marks WHERE through > now() - interval '9 min'") == 1, 120,
+        "the worker to look through what is retained")
+    late = []
+    for _ in range(5):
+        enqueue(db, 1)
+        [receipt] = claim(db, lease="1 s")
+        slot, claim_no = receipt >> 10 & 63, receipt >> 16
+        seen = []  # what the worker is at meanwhile, for the report
+
+        def rescued():
+            seen.append(db.sql("SELECT query FROM pg_stat_activity WHERE application_name = 'awa_queue worker'"))
+            return db.value(
+                f"SELECT count(*) FROM awa_internal.closures_{slot} WHERE claim_no = %s", [claim_no]) == 1
+
+        wait_until(rescued, 60, "the rescue", step=0.05)
+        if len(seen) > 50:
+            print("late; the worker was at", {str(rows): seen.count(rows) for rows in seen})
+        late.append(db.value(
+            f"SELECT extract(epoch FROM d.closed_at - c.expires_at) FROM awa_internal.closures_{slot} d"
+            f" JOIN awa_internal.claims_{slot} c USING (claim_no) WHERE claim_no = %s", [claim_no]))
+        assert late[-1] >= 0
+    record_property("seconds_from_lease_end_to_rescue", [float(s) for s in late])
+    print(f"{RETAINED} claims retained, seconds from lease end to rescue: {[round(float(s), 4) for s in late]}")

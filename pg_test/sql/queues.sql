@@ -11,7 +11,7 @@ SELECT jsonb_pretty(awa.alter_queue('u.all', '{}'));
 SELECT awa.alter_queue('u.all', '{"priority": 3, "description": null, "lease": null}')
        = '{"shards": 4, "ordering": "strict", "priority": 3, "max_attempts": 7, "lease": "5 min", "retention": "2 d",
            "aging_interval": "30 s", "max_args_bytes": 2000, "failed_retention": "30 d", "dead_letters": false,
-           "backoff": {"base": "5 s", "factor": 2, "jitter": 0, "max": "24 h"}, "description": null}' AS effective;
+           "backoff": {"base": "5 s", "factor": 2, "jitter": 0, "max": "24 h"}, "notify": false, "description": null}' AS effective;
 SELECT awa.alter_queue('u.all', '{}') ->> 'priority' AS kept;
 -- It counts for the next call of every session, and a rollback takes it back.
 SELECT priority, max_attempts FROM awa.enqueue('u.all') e, LATERAL awa.claim('u.all', 1 + 0 * e);

@@ -51,7 +51,7 @@ CREATE TEMP TABLE before AS SELECT * FROM awa.queue_stats;
 SELECT slot AS old FROM awa.ring_status WHERE state = 'current' \gset
 SELECT awa_internal.seal() LIKE 'sealed:%' AS sealed;
 SELECT awa_internal.close(:old);
-SELECT state, open_jobs > 0 AS open_jobs, bytes > 0 AS bytes, blocked_reason = open_jobs || ' jobs have not ended' AS blocked
+SELECT state, open_jobs > 0 AS open_jobs, bytes > 0 AS bytes, blocked_reason ~ '^\d+ jobs of queue \S+ have not ended, nor \d+ of \d+ other queues, oldest running since \d{4}-\d\d-\d\d \d\d:\d\d' AS blocked
 FROM awa.ring_status WHERE slot = :old;
 SELECT awa_internal.empty(:old, true) LIKE 'open: % of %' AS open;
 -- Once every job has ended it can go.

@@ -13,13 +13,10 @@ macro_rules! not_built {
 }
 
 not_built! {
-    cancel, "awa.cancel()";
     cancel_by_key, "awa.cancel_by_key()";
-    retry, "awa.retry()";
     park, "awa.park()";
     resume_parked, "awa.resume_parked()";
     fail_parked, "awa.fail_parked()";
-    wait, "awa.wait()";
     wait_for, "awa.wait_for()";
     drop_queue, "awa.drop_queue()";
     redrive, "awa.redrive()";
@@ -38,13 +35,10 @@ not_built! {
 }
 
 sql_function! {
-    awa_cancel, pg_finfo_awa_cancel => cancel;
     awa_cancel_by_key, pg_finfo_awa_cancel_by_key => cancel_by_key;
-    awa_retry, pg_finfo_awa_retry => retry;
     awa_park, pg_finfo_awa_park => park;
     awa_resume_parked, pg_finfo_awa_resume_parked => resume_parked;
     awa_fail_parked, pg_finfo_awa_fail_parked => fail_parked;
-    awa_wait, pg_finfo_awa_wait => wait;
     awa_wait_for, pg_finfo_awa_wait_for => wait_for;
     awa_drop_queue, pg_finfo_awa_drop_queue => drop_queue;
     awa_redrive, pg_finfo_awa_redrive => redrive;

@@ -7,6 +7,7 @@ use crate::pg::command;
 use crate::pg::datum::{self, Value};
 use crate::pg::fmgr::{sql_function, Call, Output};
 use crate::pg::owner;
+use crate::pg::waiters;
 use crate::pg::xact;
 use crate::queue::{self, Queue, Settings};
 use crate::receipt::MAX_SLOTS;
@@ -150,6 +151,9 @@ fn set_paused(name: &str, paused: bool, by: &str, reason: Option<&str>) -> Resul
          WHERE queue_id = $1",
         &[queue.id.into(), paused.into(), by.into(), reason.into()],
     )?;
+    if !paused {
+        waiters::note_changed(queue.id);
+    }
     Ok(true.into())
 }
 

@@ -4,6 +4,7 @@ use crate::carry::Carried;
 use crate::defer::{self, Deferred, Waits};
 use crate::enqueue::{self, Entry};
 use crate::error::{Error, Result};
+use crate::expiry;
 use crate::ids;
 use crate::lane::LaneId;
 use crate::logs::rest;
@@ -40,6 +41,8 @@ struct Common {
     max_attempts: i16,
     tags: Option<Varlena>,
     metadata: Option<Varlena>,
+    /// Until when it may wait.
+    expires_at: Option<i64>,
 }
 
 fn enqueue_one(call: &Call) -> Result<Output> {
@@ -56,7 +59,6 @@ fn enqueue_one(call: &Call) -> Result<Output> {
             (10, "unique_for"),
             (11, "on_duplicate"),
             (15, "lease"),
-            (16, "expires_in"),
             (17, "after"),
             (18, "on_parent_failure"),
         ],
@@ -65,7 +67,8 @@ fn enqueue_one(call: &Call) -> Result<Output> {
     let ordering_key = call.varlena(6);
     let view = ring::view_for_write()?;
     let queue = queue::find_or_create(&view, &name)?;
-    let common = common_of(call, &queue, 2, 3, 5, 12, 13)?;
+    let mut common = common_of(call, &queue, 2, 3, 5, 12, 13)?;
+    common.expires_at = expires_at(call.interval(16), due)?;
     check_args(&queue, args)?;
     let lane = lane_of(&queue, common.priority, ordering_key);
     let entry = entry_of(&view, &common, args, ordering_key);
@@ -73,6 +76,7 @@ fn enqueue_one(call: &Call) -> Result<Output> {
         None => enqueue::fold(lane, &[entry])?,
         Some(due) => schedule(&view, vec![(lane, entry, due)])?,
     };
+    note_expiry(&ids, common.expires_at)?;
     Ok(ids[0].into())
 }
 
@@ -90,7 +94,6 @@ fn enqueue_batch(call: &Call) -> Result<Output> {
             (10, "unique_for"),
             (11, "on_duplicate"),
             (15, "lease"),
-            (16, "expires_in"),
         ],
     )?;
     let due = due_of(call, 4, 14)?;
@@ -122,7 +125,8 @@ fn enqueue_batch(call: &Call) -> Result<Output> {
         .collect::<Result<_>>()?;
     let view = ring::view_for_write()?;
     let queue = queue::find_or_create(&view, &name)?;
-    let common = common_of(call, &queue, 2, 3, 5, 12, 13)?;
+    let mut common = common_of(call, &queue, 2, 3, 5, 12, 13)?;
+    common.expires_at = expires_at(call.interval(16), due)?;
     for a in &args {
         check_args(&queue, *a)?;
     }
@@ -153,6 +157,7 @@ fn enqueue_batch(call: &Call) -> Result<Output> {
             fold_by_lane(jobs.collect())?
         }
     };
+    note_expiry(&ids, common.expires_at)?;
     Ok(Output::Value(Value::Raw(datum::bigint_array(&ids))))
 }
 
@@ -196,13 +201,15 @@ fn entry_of(view: &View, common: &Common, args: Varlena, key: Option<Varlena>) -
 
 /// The rare columns, where the job has any of them.
 fn rest_of(view: &View, common: &Common, key: Option<Varlena>) -> Option<Varlena> {
-    if key.is_none() && common.tags.is_none() && common.metadata.is_none() {
+    let any = key.is_some() || common.tags.is_some() || common.metadata.is_some();
+    if !any && common.expires_at.is_none() {
         return None;
     }
     let mut values = [Value::Null; rest::COUNT];
     values[rest::ORDERING_KEY] = key.into();
     values[rest::TAGS] = common.tags.into();
     values[rest::METADATA] = common.metadata.into();
+    values[rest::EXPIRES_AT] = common.expires_at.into();
     Some(composite::build(view.tables.rest_type, &values))
 }
 
@@ -234,6 +241,7 @@ fn common_of(
             .filter(|t| !t.is_empty())
             .and_then(|_| call.varlena(tags)),
         metadata: call.varlena(metadata),
+        expires_at: None,
     })
 }
 
@@ -326,6 +334,22 @@ fn due(run_at: Option<i64>, run_in: Option<Interval>) -> Result<Option<i64>> {
         ));
     }
     Ok(run_at.or(run_in.map(|i| i.after(now))).filter(|at| *at > now))
+}
+
+/// Until when a job may wait: so long from now, or from when it may run.
+fn expires_at(expires_in: Option<Interval>, due: Option<i64>) -> Result<Option<i64>> {
+    if expires_in.is_some_and(|i| i.approx_micros() <= 0) {
+        return Err(Error::bad_value(
+            "expires_in must be positive",
+            "Pass an interval such as '5 min'.",
+        ));
+    }
+    Ok(expires_in.map(|i| i.after(due.unwrap_or_else(time::now))))
+}
+
+fn note_expiry(ids: &[i64], expires_at: Option<i64>) -> Result<()> {
+    let Some(at) = expires_at else { return Ok(()) };
+    expiry::note(&ids.iter().map(|id| (*id, at)).collect::<Vec<_>>())
 }
 
 /// Puts jobs off until their time; returns their ids.

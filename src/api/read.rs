@@ -4,8 +4,8 @@ use crate::claim;
 use crate::error::{Error, Result};
 use crate::inspect;
 use crate::lane::LaneId;
+use crate::notify;
 use crate::options;
-use crate::pg::datum;
 use crate::pg::fmgr::{sql_function, Call, Output};
 use crate::ring;
 use crate::statement;
@@ -33,6 +33,9 @@ const FEATURES: &[&str] = &[
     "complete_and_claim",
     "fail",
     "snooze",
+    "cancel",
+    "expires_in",
+    "retry",
     "run_at",
     "run_in",
     "dead_letters",
@@ -46,10 +49,14 @@ const FEATURES: &[&str] = &[
     "pause_queue",
     "resume_queue",
     "maintain",
+    "wait",
     "job",
     "jobs",
     "queue_stats",
     "ring_status",
+    "heartbeat",
+    "set_progress",
+    "expire_leases",
 ];
 
 fn version(call: &Call) -> Result<Output> {
@@ -63,17 +70,10 @@ fn version(call: &Call) -> Result<Output> {
     Ok(Output::Rows)
 }
 
-/// Longest name of a LISTEN channel, in bytes (NAMEDATALEN - 1).
-const MAX_CHANNEL: usize = 63;
-
 fn channel(call: &Call) -> Result<Output> {
     options::refuse_unknown(call, 1)?;
     let queue = call.text(0).ok_or(Error::Null("queue"))?;
-    let plain = format!("awa:{queue}");
-    if plain.len() <= MAX_CHANNEL {
-        return Ok(plain.as_str().into());
-    }
-    Ok(format!("awa:#{}", datum::md5(&queue)).as_str().into())
+    Ok(notify::channel(&queue).as_str().into())
 }
 
 fn has_feature(call: &Call) -> Result<Output> {

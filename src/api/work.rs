@@ -41,7 +41,7 @@ fn claim_from(call: &Call) -> Result<Output> {
     claim_rows(call, &names, 1)
 }
 
-fn queue_names(call: &Call, argument: usize) -> Result<Vec<String>> {
+pub(super) fn queue_names(call: &Call, argument: usize) -> Result<Vec<String>> {
     let names = call.varlena_array(argument, "queues")?.unwrap_or_default();
     names
         .into_iter()
@@ -233,7 +233,7 @@ fn cancel_claimed(call: &Call) -> Result<Output> {
 }
 
 /// A message or reason, cut where it is too long to be kept.
-fn reason_argument(call: &Call, argument: usize) -> Option<Varlena> {
+pub fn reason_argument(call: &Call, argument: usize) -> Option<Varlena> {
     call.text(argument)
         .map(|r| datum::text(failure::cut(&r, failure::MAX_ERROR_BYTES)))
 }

@@ -29,6 +29,12 @@ pub fn in_recovery() -> bool {
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
+/// Whether a savepoint or a PL/pgSQL exception block is open.
+pub fn in_subtransaction() -> bool {
+    // SAFETY: reads the state of this process.
+    unsafe { pg_sys::GetCurrentTransactionNestLevel() > 1 }
+}
+
 /// Lets a cancel or shutdown through, in a loop that may be long.
 pub fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
@@ -98,6 +104,20 @@ pub fn system_id() -> i64 {
 pub fn database() -> u32 {
     // SAFETY: set for the life of a backend.
     unsafe { pg_sys::MyDatabaseId }.to_u32()
+}
+
+unsafe extern "C-unwind" {
+    // commands/async.h is not among the headers that pgrx reads.
+    fn Async_Notify(channel: *const std::ffi::c_char, payload: *const std::ffi::c_char);
+}
+
+/// Sends a notification with an empty payload when the transaction commits.
+pub fn notify(channel: &str) {
+    let channel = std::ffi::CString::new(channel).unwrap_or_default();
+    // SAFETY: both strings end with NUL and are copied; an error passes the guard as a panic.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| Async_Notify(channel.as_ptr(), c"".as_ptr()));
+    }
 }
 
 /// The name of the current user.

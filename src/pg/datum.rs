@@ -34,6 +34,16 @@ impl Varlena {
         }
     }
 
+    /// A copy of the value in the current memory context, brought inline.
+    pub fn copied(self) -> Varlena {
+        // SAFETY: a Varlena holds a pointer to a live varlena; the copy is made whole.
+        unsafe {
+            Varlena(pg_sys::Datum::from(pg_sys::pg_detoast_datum_copy(
+                self.0.cast_mut_ptr(),
+            )))
+        }
+    }
+
     /// The same value held inline: an external TOAST pointer is fetched, so that the value outlives the
     /// lock on the table that it came from. Needs an active snapshot.
     pub fn flattened(self) -> Varlena {

@@ -13,6 +13,8 @@ pub enum Output {
     Value(Value),
     /// The rows went into the call's result set.
     Rows,
+    /// The INOUT arguments of a procedure.
+    Record(Vec<Value>),
     /// What a statement trigger returns: no row, but not NULL either.
     Done,
 }
@@ -222,6 +224,8 @@ pub unsafe fn run(fcinfo: pg_sys::FunctionCallInfo, body: fn(&Call) -> Result<Ou
     let call = unsafe { Call::new(fcinfo) };
     let (datum, null) = match body(&call) {
         Ok(Output::Value(v)) => v.parts(),
+        // SAFETY: fcinfo is live.
+        Ok(Output::Record(values)) => (unsafe { record(fcinfo, &values) }, false),
         Ok(Output::Rows) => (pg_sys::Datum::from(0usize), true),
         Ok(Output::Done) => (pg_sys::Datum::from(0usize), false),
         Err(e) => {
@@ -232,6 +236,27 @@ pub unsafe fn run(fcinfo: pg_sys::FunctionCallInfo, body: fn(&Call) -> Result<Ou
     // SAFETY: fcinfo is live.
     unsafe { (*fcinfo).isnull = null };
     datum
+}
+
+/// Builds the row that a procedure returns.
+///
+/// # Safety
+/// `fcinfo` is the call info of a procedure with as many INOUT arguments as there are values.
+unsafe fn record(fcinfo: pg_sys::FunctionCallInfo, values: &[Value]) -> pg_sys::Datum {
+    let mut desc: pg_sys::TupleDesc = std::ptr::null_mut();
+    let (mut datums, mut nulls): (Vec<_>, Vec<_>) = values.iter().map(|v| v.parts()).unzip();
+    // SAFETY: the descriptor is made of the procedure's declaration; both arrays have an entry for each of
+    // its columns, which is checked.
+    unsafe {
+        pg_sys::get_call_result_type(fcinfo, std::ptr::null_mut(), &mut desc);
+        assert!(
+            !desc.is_null() && (*desc).natts as usize == datums.len(),
+            "the procedure is not declared as this library knows it"
+        );
+        let desc = pg_sys::BlessTupleDesc(desc);
+        let tuple = pg_sys::heap_form_tuple(desc, datums.as_mut_ptr(), nulls.as_mut_ptr());
+        pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data)
+    }
 }
 
 static V1: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };

@@ -18,7 +18,7 @@ pub struct Place {
 }
 
 impl Place {
-    fn of(tid: &pg_sys::ItemPointerData) -> Place {
+    pub(super) fn of(tid: &pg_sys::ItemPointerData) -> Place {
         Place {
             block: (u32::from(tid.ip_blkid.bi_hi) << 16) | u32::from(tid.ip_blkid.bi_lo),
             offset: tid.ip_posid,
@@ -212,6 +212,30 @@ impl Row {
     pub fn varlena(&self, column: usize) -> Option<Varlena> {
         self.get(column).map(Varlena)
     }
+}
+
+/// Deletes a row that a snapshot has just shown; false where another transaction did first. One that is just
+/// doing it is waited for where `wait` says so; the caller holds no short lock and no scan. Whatever the isolation level: what
+/// matters is the row.
+pub fn delete(table: &Table, place: Place, wait: bool) -> bool {
+    table.keep_lock();
+    let mut tid = place.tid();
+    // SAFETY: the table is open and locked for writing; the place was that of a visible row, which nobody can
+    // have vacuumed away without heap_delete telling: its line pointer would be unused, and the caller's
+    // snapshot holds it back.
+    let result = unsafe {
+        let mut failure = pg_sys::TM_FailureData::default();
+        pg_sys::heap_delete(
+            table.rel,
+            &mut tid,
+            pg_sys::GetCurrentCommandId(true),
+            std::ptr::null_mut(),
+            wait,
+            &mut failure,
+            false,
+        )
+    };
+    result == pg_sys::TM_Result::TM_Ok
 }
 
 /// Reads rows by their place. Keeps the pin while the next one is on the same page.

@@ -16,6 +16,8 @@ pub enum Point {
     HeartbeatWritten,
     RescueClosed,
     MaintainEmptied,
+    WaitRegistered,
+    WaitBeforeSleep,
 }
 
 /// A safety test that a test takes out, to see that something notices.
@@ -70,6 +72,8 @@ mod switched {
             Point::HeartbeatWritten => "heartbeat.written",
             Point::RescueClosed => "rescue.closed",
             Point::MaintainEmptied => "maintain.emptied",
+            Point::WaitRegistered => "wait.registered",
+            Point::WaitBeforeSleep => "wait.before_sleep",
         }
     }
 

@@ -17,6 +17,8 @@ pub enum Class {
     Claim = 82,
     /// Closing attempts of a claim.
     Close = 83,
+    /// What becomes of a job, by its id; held to the end of the transaction. Bulk calls lock groups of ids.
+    Job = 84,
     /// The ring: loaders share it, maintenance holds it to the end of its transaction.
     Ring = 85,
     /// Creation of a queue, by the hash of its name.
@@ -27,8 +29,6 @@ pub enum Class {
     Duty = 88,
     /// Taking over a database that is not known as ours.
     Adopt = 89,
-    /// The step that rescues attempts: one at a time, to the end of its transaction.
-    Rescue = 91,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +144,16 @@ impl TransactionLock {
     pub fn keep(self) {
         std::mem::forget(self.0);
     }
+}
+
+/// Takes a lock to the end of the transaction, waiting for it: `lock_timeout` and deadlock detection apply.
+pub fn hold(class: Class, key: u64, mode: Mode) {
+    acquire(&tag(class, key), mode, false);
+}
+
+/// As `hold`, without waiting; false where somebody else has it.
+pub fn try_hold(class: Class, key: u64, mode: Mode) -> bool {
+    acquire(&tag(class, key), mode, true)
 }
 
 /// Takes a lock to the end of the transaction, trying again for `limit`; false where it was not to be had by

@@ -25,10 +25,12 @@ pub mod roster;
 pub mod rows;
 pub mod scan;
 pub mod shmem;
+pub mod sleep;
 pub mod subxact;
 pub mod table;
 pub mod time;
 pub mod vacuum;
+pub mod waiters;
 pub mod warn;
 pub mod xact;
 

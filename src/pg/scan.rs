@@ -6,6 +6,7 @@
 
 use super::compat;
 use super::datum::Varlena;
+use super::heap::Place;
 use super::index::Index;
 use super::latest::Latest;
 use super::table::Table;
@@ -178,6 +179,12 @@ impl Scan {
                 Writer::Committed
             }
         }
+    }
+
+    /// Where the row lies.
+    pub fn place(&self) -> Place {
+        // SAFETY: the slot holds a row of the table; the heap stored its place with it.
+        Place::of(unsafe { &(*self.slot).tts_tid })
     }
 
     fn attr(&self, column: i16) -> Option<pg_sys::Datum> {

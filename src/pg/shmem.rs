@@ -80,8 +80,27 @@ unsafe extern "C-unwind" fn startup() {
         if let Some(previous) = PREVIOUS_STARTUP {
             previous();
         }
+        with_init_lock(initialise);
+    }
+}
+
+/// Runs `body` under the lock that guards the making of shared memory.
+///
+/// # Safety
+/// Called from a shmem_startup_hook.
+pub(super) unsafe fn with_init_lock(body: impl FnOnce()) {
+    // SAFETY: the main lock array exists by then.
+    unsafe {
         let init_lock = &raw mut (*pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK)).lock;
         pg_sys::LWLockAcquire(init_lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        body();
+        pg_sys::LWLockRelease(init_lock);
+    }
+}
+
+fn initialise() {
+    // SAFETY: called under the initialisation lock, in the phase of making shared memory.
+    unsafe {
         let mut found = false;
         let segment = pg_sys::ShmemInitStruct(NAME.as_ptr(), size(CAPACITY), &mut found).cast::<Header>();
         if !found {
@@ -98,7 +117,6 @@ unsafe extern "C-unwind" fn startup() {
         }
         LOCK = &raw mut (*pg_sys::GetNamedLWLockTranche(NAME.as_ptr())).lock;
         SEGMENT = segment;
-        pg_sys::LWLockRelease(init_lock);
     }
 }
 

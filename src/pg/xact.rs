@@ -7,6 +7,7 @@
 use super::shmem;
 use super::table::Oid;
 use super::time;
+use super::waiters;
 use pgrx::pg_sys;
 use std::cell::Cell;
 
@@ -50,10 +51,17 @@ unsafe extern "C-unwind" fn at_transaction_event(
                 // the new one, who read it before finds the epoch moved.
                 shmem::bump_epoch();
             }
+            waiters::at_commit();
             end_of_transaction(false);
         }
-        pg_sys::XactEvent::XACT_EVENT_ABORT => end_of_transaction(true),
-        pg_sys::XactEvent::XACT_EVENT_PREPARE => end_of_transaction(true),
+        pg_sys::XactEvent::XACT_EVENT_ABORT => {
+            waiters::at_abort();
+            end_of_transaction(true);
+        }
+        pg_sys::XactEvent::XACT_EVENT_PREPARE => {
+            waiters::forget();
+            end_of_transaction(true);
+        }
         _ => {}
     }
 }
@@ -64,8 +72,11 @@ unsafe extern "C-unwind" fn at_subtransaction_event(
     _parent_subid: pg_sys::SubTransactionId,
     _arg: *mut std::ffi::c_void,
 ) {
-    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB && FORGET_ON_ABORT.get() {
-        QUEUES_VALID.set(false);
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        waiters::at_subtransaction_abort();
+        if FORGET_ON_ABORT.get() {
+            QUEUES_VALID.set(false);
+        }
     }
 }
 

@@ -31,6 +31,8 @@ use marks::{Mark, Marks};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+/// One step at a time: the key of its duty's lock.
+pub const DUTY_KEY: u64 = 3;
 /// Attempts that one step ends.
 const BATCH: usize = 1000;
 /// Claims that one step looks at in a slot, beyond those that end at the same microsecond as the last.
@@ -55,7 +57,7 @@ pub fn step() -> Result<Progress> {
     xact::note_maintenance();
     let now = time::now();
     // Two at once would do the same twice; the other's step is as good.
-    let Some(lock) = TransactionLock::try_acquire(Class::Rescue, 0, Mode::Exclusive) else {
+    let Some(lock) = TransactionLock::try_acquire(Class::Duty, DUTY_KEY, Mode::Exclusive) else {
         return Ok(Progress {
             next_due: Some(now + RETRY),
             ..Progress::default()

@@ -165,12 +165,14 @@ class Cluster:
         for name, value in self.settings.items():
             if value is not None:
                 lines.append("{} = '{}'".format(name, str(value).replace("'", "''")))
-        self._write(self.data / "awa.conf", "\n".join(lines) + "\n")
+        # Replaced as a whole: a reload that comes in between must not read half of it.
+        self._write(self.data / "awa.conf.new", "\n".join(lines) + "\n")
+        os.replace(self.data / "awa.conf.new", self.data / "awa.conf")
 
     def reload(self):
         os.kill(self.pid, signal.SIGHUP)
 
-    def start(self, timeout=60):
+    def start(self, timeout=60, options=()):
         assert self._server is None, "the server runs already"
         if self.dir is None:
             self.init()
@@ -183,7 +185,7 @@ class Cluster:
         main = threading.current_thread() is threading.main_thread()
         with open(self.logfile, "ab") as log:
             self._server = subprocess.Popen(
-                [str(self.bin / "postgres"), "-D", str(self.data)],
+                [str(self.bin / "postgres"), "-D", str(self.data), *options],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

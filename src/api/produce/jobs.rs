@@ -9,6 +9,7 @@ use super::{
 };
 use crate::enqueue::Entry;
 use crate::error::{Error, Result};
+use crate::expiry;
 use crate::lane::LaneId;
 use crate::options;
 use crate::pg::command;
@@ -49,7 +50,6 @@ const UNBUILT: &[&str] = &[
     "unique_for",
     "on_duplicate",
     "lease",
-    "expires_in",
     "after",
     "on_parent_failure",
 ];
@@ -77,7 +77,9 @@ pub fn enqueue_jobs(call: &Call) -> Result<Output> {
     let mut ready = Vec::new();
     let mut scheduled = Vec::new();
     let mut is_ready = Vec::with_capacity(entries.len());
-    for (lane, entry, due) in entries {
+    let mut expiries = Vec::new();
+    for (lane, entry, due, expires_at) in entries {
+        expiries.push(expires_at);
         is_ready.push(due.is_none());
         match due {
             None => ready.push((lane, entry)),
@@ -86,6 +88,7 @@ pub fn enqueue_jobs(call: &Call) -> Result<Output> {
     }
     let mut ready = fold_by_lane(ready)?.into_iter();
     let mut scheduled = schedule(&view, scheduled)?.into_iter();
+    let mut expiring = Vec::new();
     for (i, is_ready) in is_ready.into_iter().enumerate() {
         let (id, status) = if is_ready {
             (ready.next(), "ready")
@@ -93,11 +96,17 @@ pub fn enqueue_jobs(call: &Call) -> Result<Output> {
             (scheduled.next(), "scheduled")
         };
         out.push(&[(i as i32 + 1).into(), id.into(), status.into()]);
+        expiring.extend(id.zip(expiries[i]));
     }
+    expiry::note(&expiring)?;
     Ok(Output::Rows)
 }
 
-fn read_job(view: &View, position: usize, object: Varlena) -> Result<(LaneId, Entry, Option<i64>)> {
+fn read_job(
+    view: &View,
+    position: usize,
+    object: Varlena,
+) -> Result<(LaneId, Entry, Option<i64>, Option<i64>)> {
     let Some(fields) = json::object_fields(object) else {
         return Err(Error::bad_value(
             format!("element {position} of jobs is no JSON object"),
@@ -126,11 +135,14 @@ fn read_job(view: &View, position: usize, object: Varlena) -> Result<(LaneId, En
         .map_or_else(|| datum::jsonb_from_text("{}"), |f| f.value);
     check_args(&queue, args)?;
     let key = job.text("ordering_key")?.map(|k| datum::text(&k));
-    let common = job.common(&queue)?;
+    let mut common = job.common(&queue)?;
+    let expires_in = job.text("expires_in")?;
+    common.expires_at = super::expires_at(expires_in.as_deref().map(time::parse_interval), due)?;
     Ok((
         lane_of(&queue, common.priority, key),
         entry_of(view, &common, args, key),
         due,
+        common.expires_at,
     ))
 }
 
@@ -196,6 +208,7 @@ impl Fields {
             max_attempts: check_attempts(queue, self.integer("max_attempts")?)?,
             tags,
             metadata: self.given("metadata").map(|f| f.value),
+            expires_at: None,
         })
     }
 
