@@ -36,10 +36,6 @@ fn literal(s: &str) -> String {
     format!("'{}'", s.replace('\'', "''"))
 }
 
-fn optional<T: std::fmt::Display>(v: Option<T>, suffix: &str) -> String {
-    v.map_or("NULL".to_string(), |v| format!("'{v}'{suffix}"))
-}
-
 fn seconds(v: Option<i64>) -> String {
     v.map_or("NULL".to_string(), |v| format!("interval '{v} s'"))
 }
@@ -278,10 +274,12 @@ impl Driver {
             Step::Commit { s } => {
                 self.rows(s, "COMMIT")?;
                 self.model.commit(s);
+                self.set_clock(s)?; // SET is undone, too
             }
             Step::Rollback { s } => {
                 self.rows(s, "ROLLBACK")?;
                 self.model.rollback(s);
+                self.set_clock(s)?; // SET is undone, too
             }
             Step::Savepoint { s } => {
                 self.rows(s, &format!("SAVEPOINT s{}", self.model.sessions[s].savepoints()))?;
@@ -290,6 +288,7 @@ impl Driver {
             Step::RollbackTo { s } => {
                 self.rows(s, &format!("ROLLBACK TO s{}", self.model.sessions[s].savepoints() - 1))?;
                 self.model.rollback_to(s);
+                self.set_clock(s)?; // SET is undone, too
             }
             Step::ReleaseSavepoint { s } => {
                 self.rows(s, &format!("RELEASE s{}", self.model.sessions[s].savepoints() - 1))?;

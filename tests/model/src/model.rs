@@ -285,7 +285,7 @@ enum Fate {
     Unknown,
 }
 
-/// Pure state; see the head of the file.
+#[derive(Clone)]
 pub struct Model {
     pub queues: Vec<Queue>,
     pub sessions: Vec<Session>,
@@ -519,10 +519,6 @@ impl Model {
         free
     }
 
-    pub fn free_count(&self, s: usize, queue: usize) -> usize {
-        self.free(s, queue).len()
-    }
-
     /// Checks what a claim returned and takes it over.
     pub fn claim(
         &mut self,
@@ -540,7 +536,9 @@ impl Model {
             let free = self.free(s, q);
             total += free.len();
             let mine: Vec<&ClaimRow> = rows.iter().filter(|r| r.queue == self.queues[q].name).collect();
-            let share = (n as usize / queues.len()).min(free.len());
+            // Shares are rounded up; who comes last gets what is left.
+            let rounded = (n + queues.len() as i64 - 1) / queues.len() as i64;
+            let share = (n - (queues.len() as i64 - 1) * rounded).max(0).min(free.len() as i64) as usize;
             ensure!(
                 mine.len() >= share,
                 "queue {}: {} jobs were claimed, its share is {share}; free: {:?}",
@@ -1193,5 +1191,162 @@ impl Model {
             }
         }
         n
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enqueued(m: &mut Model, s: usize, tags: &[Tag], queue: usize) {
+        let jobs: Vec<(Spec, i64)> = tags
+            .iter()
+            .map(|tag| {
+                let spec = Spec {
+                    tag: *tag,
+                    queue,
+                    ..Spec::default()
+                };
+                (spec, i64::from(*tag) + 1000)
+            })
+            .collect();
+        m.enqueue(s, &jobs, (0, 0), &vec![None; tags.len()]).unwrap();
+    }
+
+    fn row(m: &Model, tag: Tag, receipt: i64, attempt: i16) -> ClaimRow {
+        let job = &m.jobs[&tag];
+        let q = &m.queues[job.spec.queue];
+        ClaimRow {
+            receipt,
+            job_id: job.id,
+            queue: q.name.to_string(),
+            tag,
+            priority: job.priority,
+            attempt,
+            max_attempts: job.max_attempts,
+            has_error: attempt > 1,
+            lease_until: q.lease,
+        }
+    }
+
+    fn claimed(m: &mut Model, s: usize, queue: usize, n: i64, rows: &[(Tag, i64, i16)]) -> Res<()> {
+        let rows: Vec<ClaimRow> = rows.iter().map(|(t, r, a)| row(m, *t, *r, *a)).collect();
+        m.claim(s, &[queue], n, None, "anna", &rows, (0, 0))
+    }
+
+    fn by(verb: Verb) -> Finish {
+        Finish {
+            verb,
+            strict: false,
+            reason: true,
+            permanent: false,
+            delay: None,
+        }
+    }
+
+    fn state(m: &Model, s: usize, tag: Tag) -> String {
+        m.job(s, tag).map_or("none".to_string(), |j| j.state)
+    }
+
+    #[test]
+    fn a_claim_in_order_is_right_and_any_other_is_not() {
+        let mut m = Model::new(2);
+        enqueued(&mut m, 0, &[1, 2, 3], 0);
+        assert!(claimed(&mut m.clone(), 1, 0, 2, &[(1, 7, 1), (2, 8, 1)]).is_ok());
+        for wrong in [&[(2, 7, 1), (1, 8, 1)][..], &[(1, 7, 1)], &[(1, 7, 1), (1, 8, 1)], &[(1, 7, 2), (2, 8, 1)]] {
+            assert!(claimed(&mut m.clone(), 1, 0, 2, wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_savepoint_that_is_rolled_back_frees_what_was_claimed_in_it() {
+        let mut m = Model::new(2);
+        enqueued(&mut m, 0, &[1, 2], 0);
+        m.begin(0, false);
+        claimed(&mut m, 0, 0, 1, &[(1, 7, 1)]).unwrap();
+        m.savepoint(0);
+        claimed(&mut m, 0, 0, 1, &[(2, 8, 1)]).unwrap();
+        assert_eq!((state(&m, 0, 2).as_str(), state(&m, 1, 2).as_str()), ("running", "ready"));
+        assert!(claimed(&mut m.clone(), 1, 0, 1, &[]).is_ok());
+        m.rollback_to(0);
+        claimed(&mut m, 1, 0, 9, &[(2, 9, 1)]).unwrap();
+        m.commit(0);
+        assert_eq!((state(&m, 1, 1).as_str(), state(&m, 1, 2).as_str()), ("running", "running"));
+        assert_eq!(m.receipts(&[(2, 0), (2, 1), (2, 2)]), [8, 9]);
+    }
+
+    #[test]
+    fn an_open_producer_stops_a_strict_lane_and_no_relaxed_one() {
+        for (queue, free) in [(0, vec![2]), (1, vec![])] {
+            let mut m = Model::new(2);
+            m.begin(0, false);
+            enqueued(&mut m, 0, &[1], queue);
+            enqueued(&mut m, 1, &[2], queue);
+            assert_eq!(m.tags(&m.free(1, queue)), free);
+            m.rollback(0);
+            assert_eq!(m.tags(&m.free(1, queue)), [2]);
+        }
+    }
+
+    #[test]
+    fn a_job_fails_until_its_attempts_are_used_up() {
+        let mut m = Model::new(1);
+        enqueued(&mut m, 0, &[1], 1);
+        claimed(&mut m, 0, 1, 1, &[(1, 7, 1)]).unwrap();
+        let fail = |m: &mut Model, receipt, attempt, state: &str, run_at| {
+            let row = FinishRow {
+                receipt,
+                job_id: Some(1001),
+                attempt: Some(attempt),
+                state: state.to_string(),
+                run_at,
+                changed: true,
+            };
+            m.finish(0, &[receipt], &by(Verb::Fail), Some(&[row]), (0, 0))
+        };
+        assert!(fail(&mut m.clone(), 7, 1, "retryable", Some(99 * SECOND)).is_err(), "too early");
+        assert!(fail(&mut m.clone(), 7, 1, "failed", None).is_err());
+        fail(&mut m, 7, 1, "retryable", Some(100 * SECOND)).unwrap();
+        assert_eq!(m.stats(0, 1)["retryable"], 1);
+        m.maintain(0, (100 * SECOND, 100 * SECOND), &BTreeMap::new()).unwrap();
+        assert_eq!(m.free(0, 1).len(), 1);
+        claimed(&mut m, 0, 1, 1, &[(1, 8, 2)]).unwrap();
+        fail(&mut m, 8, 2, "failed", None).unwrap();
+        let job = m.job(0, 1).unwrap();
+        assert_eq!((job.state.as_str(), job.attempt, job.errors), ("failed", 2, 2));
+        let stats = m.stats(0, 1);
+        assert_eq!((stats["failed"], stats["failed_total"], stats["retried_total"]), (1, 1, 1));
+        assert_eq!((stats["enqueued_total"], stats["running"], stats["ready"]), (1, 0, 0));
+    }
+
+    #[test]
+    fn a_late_finish_is_stale_and_one_that_is_repeated_is_not() {
+        let mut m = Model::new(2);
+        enqueued(&mut m, 0, &[1], 0);
+        claimed(&mut m, 0, 0, 1, &[(1, 7, 1)]).unwrap();
+        m.finish(0, &[7], &by(Verb::Complete), None, (0, 0)).unwrap();
+        assert_eq!(m.fates(0, &[7], &by(Verb::Complete)), [Fate::Repeated(Outcome::Completed)]);
+        assert_eq!(m.fates(0, &[7], &by(Verb::Release)), [Fate::Stale]);
+        let strict = Finish {
+            strict: true,
+            ..by(Verb::Fail)
+        };
+        assert_eq!(m.finish_error(0, &[7], &strict), Some("55000"));
+        m.finish(0, &[7], &by(Verb::Release), None, (0, 0)).unwrap();
+        assert_eq!(m.stats(0, 0)["stale_total"], 1);
+    }
+
+    #[test]
+    fn a_slot_may_be_emptied_once_all_of_it_has_ended() {
+        let mut m = Model::new(1);
+        enqueued(&mut m, 0, &[1], 0);
+        let receipt = 5 << 16 | 3 << 10;
+        claimed(&mut m, 0, 0, 1, &[(1, receipt, 1)]).unwrap();
+        assert!(m.emptied(3).is_err());
+        assert!(m.emptied(2).is_ok());
+        m.finish(0, &[receipt], &by(Verb::Complete), None, (0, 0)).unwrap();
+        m.emptied(3).unwrap();
+        assert_eq!(state(&m, 0, 1), "none");
+        assert_eq!((m.stats(0, 0)["completed"], m.stats(0, 0)["completed_total"]), (0, 1));
     }
 }
