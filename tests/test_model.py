@@ -16,6 +16,7 @@ from harness.cluster import ROOT
 SOURCE = ROOT / "tests" / "model"
 BUILT = ROOT / "target" / "model"
 PROGRAMS = sorted((SOURCE / "programs").glob("*.jsonl"))
+OPEN = sorted((SOURCE / "programs" / "open").glob("*.jsonl"))
 
 
 def cargo(*arguments):
@@ -68,3 +69,18 @@ def test_random_programs_do_what_the_model_says(any_cluster, model, seeds):
 @pytest.mark.parametrize("program", PROGRAMS, ids=[p.stem for p in PROGRAMS])
 def test_program(any_cluster, model, program):
     run(model, any_cluster, "--program", program)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("program", OPEN, ids=[p.stem for p in OPEN])
+@pytest.mark.xfail(strict=True, reason="found, not mended yet: move the program one folder up with the fix")
+def test_open_program(any_cluster, model, program):
+    run(model, any_cluster, "--program", program)
+
+
+@pytest.mark.xfail(strict=True, reason="awa.jobs does not look into dead letters; the driver lets this one difference pass")
+def test_the_list_of_jobs_has_the_error_of_a_failure_without_a_message(db):
+    db.sql("SELECT awa.enqueue('q', max_attempts => 1)")
+    db.sql("SELECT awa.fail(ARRAY(SELECT receipt FROM awa.claim('q')))")
+    ((listed, by_id),) = db.sql("SELECT l.errors, j.errors FROM awa.jobs l, awa.job(l.job_id) j")
+    assert len(by_id) == 1 and listed == by_id

@@ -298,6 +298,10 @@ pub struct Model {
     deferred: Vec<Deferred>,
     dead: Vec<Dead>,
     heartbeats: Vec<Heartbeat>,
+    /// Attempts that were asked to stop.
+    requests: Vec<(usize, Xid)>,
+    /// Verbs by id hold a lock on it to the end of their transaction.
+    locks: Vec<(Tag, Xid)>,
     /// Finishes that came too late: queue, number.
     late: Vec<(usize, i64, Xid)>,
     pub paused: Vec<bool>,
@@ -320,6 +324,8 @@ impl Model {
             deferred: Vec::new(),
             dead: Vec::new(),
             heartbeats: Vec::new(),
+            requests: Vec::new(),
+            locks: Vec::new(),
             late: Vec::new(),
         }
     }
@@ -660,7 +666,7 @@ impl Model {
     fn receipts_of(&self, tag: Tag) -> impl Iterator<Item = i64> + '_ {
         self.claims
             .iter()
-            .filter(move |c| self.entries[c.entry].job == tag)
+            .filter(move |c| self.entries[c.entry].job == tag && c.receipt > 0)
             .map(|c| c.receipt)
     }
 
@@ -669,6 +675,9 @@ impl Model {
         let mut counts: BTreeMap<Tag, usize> = BTreeMap::new();
         let mut all = Vec::new();
         for (i, c) in self.claims.iter().enumerate() {
+            if c.receipt < 0 {
+                continue;
+            }
             let tag = self.entries[c.entry].job;
             let n = counts.entry(tag).or_insert(0);
             let open = self.alive(c.xid) && !self.endings.iter().any(|e| e.claim == i && self.alive(e.xid));
@@ -691,8 +700,12 @@ impl Model {
         receipts.iter().filter_map(|r| self.claim_of(*r)).any(|c| {
             self.sees(s, self.claims[c].xid)
                 && !self.entries[self.claims[c].entry].gone
-                && self.ending_of(c, |x| self.others(s, x)).is_some()
+                && (self.ending_of(c, |x| self.others(s, x)).is_some() || self.is_requested(c, |x| self.others(s, x)))
         })
+    }
+
+    fn is_requested(&self, claim: usize, counts: impl Fn(Xid) -> bool) -> bool {
+        self.requests.iter().any(|(c, x)| *c == claim && counts(*x))
     }
 
     // ------------------------------------------------------------ finishing
@@ -712,6 +725,9 @@ impl Model {
                 match self.ending_of(c, |x| self.sees(s, x)) {
                     Some(e) if e.outcome.made_by(what.verb) => Fate::Repeated(e.outcome),
                     Some(_) => Fate::Stale,
+                    None if what.verb != Verb::CancelClaimed && self.is_requested(c, |x| self.sees(s, x)) => {
+                        Fate::Ended(Outcome::CancelledOnRequest)
+                    }
                     None => Fate::Ended(self.outcome(c, what)),
                 }
             })
@@ -831,7 +847,7 @@ impl Model {
         self.endings.push(Ending {
             claim,
             outcome,
-            reason: what.reason,
+            reason: what.reason && outcome != Outcome::CancelledOnRequest,
             xid,
         });
         let more = (entry.errors + 1).min(MOST_ERRORS);
@@ -916,7 +932,8 @@ impl Model {
                     continue;
                 };
                 let tag = m.entries[m.claims[c].entry].job;
-                ensure!(status == "held", "heartbeat of job {tag} says {status}, expected held");
+                let want = if m.is_requested(c, |x| m.sees(s, x)) { "cancelled" } else { "held" };
+                ensure!(status == want, "heartbeat of job {tag} says {status}, expected {want}");
                 let before = m.lease_until(c, |x| m.sees(s, x));
                 let lease = lease.unwrap_or(m.claims[c].lease);
                 let range = (before.max(when.0 + lease), before.max(when.1 + lease));
@@ -947,6 +964,10 @@ impl Model {
             if !self.committed(claim.xid) || entry.gone || self.ending_of(c, |x| self.alive(x)).is_some() {
                 continue;
             }
+            let requested = self.is_requested(c, |x| self.committed(x));
+            if !requested && self.is_requested(c, |x| self.alive(x)) {
+                continue; // another transaction has it in hand
+            }
             let now = seen.get(&entry.job);
             let rescued = match whose(self, c) {
                 Some(decided) => decided,
@@ -957,7 +978,11 @@ impl Model {
             }
             n += 1;
             let last = entry.attempt >= self.jobs[&entry.job].max_attempts;
-            let outcome = if last { Outcome::LeaseFailed } else { Outcome::Rescued };
+            let outcome = match last {
+                _ if requested => Outcome::CancelledOnRequest,
+                true => Outcome::LeaseFailed,
+                false => Outcome::Rescued,
+            };
             let run_at = now.and_then(|(_, at)| *at);
             ensure!(
                 now.is_some_and(|(j, _)| j.state != "running"),
@@ -988,6 +1013,216 @@ impl Model {
         let n = self.end_leases(s, when, |m, c| Some(m.claims[c].worker == worker), seen)?;
         ensure!(n == returned, "expire_leases ended {returned} attempts, expected {n}");
         Ok(())
+    }
+
+    // ------------------------------------------------------------ by id
+
+    /// The newest entry that the session sees, its claim and its ending; endings that move on are passed over.
+    fn place(&self, s: usize, tag: Tag) -> Option<(usize, Option<usize>, Option<&Ending>)> {
+        let found = (0..self.entries.len()).rev().find_map(|i| {
+            let e = &self.entries[i];
+            if e.job != tag || !self.sees(s, e.xid) {
+                return None;
+            }
+            let claim = self.claims_of(i).find(|(_, c)| self.sees(s, c.xid)).map(|(c, _)| c);
+            let ending = claim.and_then(|c| self.ending_of(c, |x| self.sees(s, x)));
+            (!ending.is_some_and(|e| e.outcome.moves_on())).then_some((i, claim, ending))
+        });
+        // What it was before does not come back when its end is forgotten.
+        found.filter(|(i, _, _)| !self.entries[*i].gone)
+    }
+
+    fn waits(&self, s: usize, tag: Tag) -> Option<usize> {
+        self.deferred.iter().position(|d| {
+            d.job == tag && self.sees(s, d.xid) && !d.removed.iter().any(|x| self.sees(s, *x))
+        })
+    }
+
+    fn letter(&self, s: usize, tag: Tag) -> Option<usize> {
+        self.dead.iter().position(|d| {
+            d.job == tag && self.sees(s, d.xid) && !d.removed.iter().any(|x| self.sees(s, *x))
+        })
+    }
+
+    /// Whether cancel (or retry, where it would touch a job that is ready) waits for another transaction.
+    pub fn by_id_waits(&self, s: usize, tags: &[Tag], retry: Option<bool>) -> bool {
+        tags.iter().any(|tag| {
+            if self.locks.iter().any(|(t, x)| t == tag && self.others(s, *x)) {
+                return true;
+            }
+            if self.waits(s, *tag).is_some() {
+                return false;
+            }
+            match self.place(s, *tag) {
+                Some((i, None, _)) => {
+                    retry != Some(false) && self.claims_of(i).any(|(_, c)| self.others(s, c.xid))
+                }
+                Some((_, Some(c), None)) if retry.is_none() => {
+                    self.ending_of(c, |x| self.others(s, x)).is_some() || self.is_requested(c, |x| self.others(s, x))
+                }
+                _ => false,
+            }
+        })
+    }
+
+    /// A claim that is closed at once, in a slot.
+    fn taken(&mut self, entry: usize, slot: u8, outcome: Outcome, reason: bool, xid: Xid) {
+        let receipt = -(self.claims.len() as i64 + 1) << 16 | i64::from(slot) << 10;
+        self.claims.push(Claim {
+            entry,
+            receipt,
+            xid,
+            lease: 0,
+            expires: 0,
+            worker: String::new(),
+        });
+        self.endings.push(Ending {
+            claim: self.claims.len() - 1,
+            outcome,
+            reason,
+            xid,
+        });
+    }
+
+    fn answer(&self, tag: Tag, row: Option<&(i64, String, bool)>, state: &str, changed: bool) -> Res<()> {
+        ensure!(
+            row == Some(&(self.jobs[&tag].id, state.to_string(), changed)),
+            "job {tag} came back as {row:?}, expected {state} (changed {changed})"
+        );
+        Ok(())
+    }
+
+    /// In the order of their ids. `rows`: by job; `slots`: where each job's newest entry lies.
+    pub fn cancel(
+        &mut self,
+        s: usize,
+        tags: &[Tag],
+        reason: bool,
+        rows: &BTreeMap<Tag, (i64, String, bool)>,
+        slots: &BTreeMap<Tag, u8>,
+    ) -> Res<()> {
+        self.statement(s, |m, xid| {
+            for tag in tags {
+                m.locks.push((*tag, xid));
+                let row = rows.get(tag);
+                let slot = slots.get(tag).copied().unwrap_or(0);
+                if let Some(d) = m.waits(s, *tag) {
+                    m.answer(*tag, row, "cancelled", true)?;
+                    m.deferred[d].removed.push(xid);
+                    let d = m.deferred[d].clone();
+                    m.append(*tag, d.attempt, d.errors, xid);
+                    m.taken(m.entries.len() - 1, slot, Outcome::Cancelled, reason, xid);
+                    continue;
+                }
+                match m.place(s, *tag) {
+                    None if m.letter(s, *tag).is_some() => m.answer(*tag, row, "failed", false)?,
+                    None => m.answer(*tag, row, "unknown", false)?,
+                    Some((entry, None, _)) => {
+                        m.answer(*tag, row, "cancelled", true)?;
+                        m.taken(entry, slot, Outcome::Cancelled, reason, xid);
+                    }
+                    Some((_, Some(c), None)) => {
+                        let fresh = !m.is_requested(c, |x| m.sees(s, x));
+                        m.answer(*tag, row, "running", fresh)?;
+                        if fresh {
+                            m.requests.push((c, xid));
+                        }
+                    }
+                    Some((_, _, Some(ending))) => m.answer(*tag, row, ending.outcome.state(), false)?,
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// In the order of their ids; `later`: a run_at in the future.
+    pub fn retry(
+        &mut self,
+        s: usize,
+        tags: &[Tag],
+        later: Option<Micros>,
+        rows: &BTreeMap<Tag, (i64, String, bool)>,
+        slots: &BTreeMap<Tag, u8>,
+    ) -> Res<()> {
+        self.statement(s, |m, xid| {
+            // (job, attempt, errors, retryable), in the order in which they go into their lanes.
+            let mut waiting = Vec::new();
+            let mut letters = Vec::new();
+            let mut ended = Vec::new();
+            let word = if later.is_some() { "scheduled" } else { "ready" };
+            for tag in tags {
+                m.locks.push((*tag, xid));
+                let row = rows.get(tag);
+                if let Some(d) = m.waits(s, *tag) {
+                    let (run_at, d) = {
+                        m.deferred[d].removed.push(xid);
+                        (m.deferred[d].run_at, m.deferred[d].clone())
+                    };
+                    let state = if later.is_some() && d.retryable { "retryable" } else { word };
+                    m.answer(*tag, row, state, true)?;
+                    waiting.push((run_at, m.jobs[tag].id, (*tag, d.attempt, d.errors, d.retryable)));
+                    continue;
+                }
+                let place = m.place(s, *tag).map(|(e, c, ending)| (e, c, ending.cloned()));
+                let failed = match &place {
+                    None => true,
+                    Some((_, _, ending)) => ending.as_ref().is_some_and(|e| e.outcome.state() == "failed"),
+                };
+                if let Some(l) = m.letter(s, *tag).filter(|_| failed) {
+                    m.answer(*tag, row, word, true)?;
+                    m.dead[l].removed.push(xid);
+                    letters.push((*tag, 1, m.dead[l].errors, false));
+                    continue;
+                }
+                match place {
+                    None => m.answer(*tag, row, "unknown", false)?,
+                    Some((entry, None, _)) => match later {
+                        None => m.answer(*tag, row, "ready", false)?,
+                        Some(run_at) => {
+                            m.answer(*tag, row, "scheduled", true)?;
+                            let slot = slots.get(tag).copied().unwrap_or(0);
+                            m.taken(entry, slot, Outcome::Snoozed, false, xid);
+                            let e = m.entries[entry].clone();
+                            m.deferred.push(Deferred {
+                                job: *tag,
+                                attempt: e.attempt,
+                                retryable: false,
+                                run_at,
+                                errors: e.errors,
+                                xid,
+                                removed: Vec::new(),
+                            });
+                        }
+                    },
+                    Some((_, _, None)) => m.answer(*tag, row, "running", false)?,
+                    Some((entry, _, Some(ending))) => match ending.outcome.state() {
+                        "completed" => m.answer(*tag, row, "completed", false)?,
+                        state => {
+                            m.answer(*tag, row, word, true)?;
+                            let errors = m.entries[entry].errors + usize::from(state == "failed");
+                            ended.push((*tag, 1, errors.min(MOST_ERRORS), false));
+                        }
+                    },
+                }
+            }
+            waiting.sort();
+            let waiting = waiting.into_iter().map(|(_, _, job)| job);
+            for (job, attempt, errors, retryable) in waiting.chain(letters).chain(ended) {
+                match later {
+                    None => m.append(job, attempt, errors, xid),
+                    Some(run_at) => m.deferred.push(Deferred {
+                        job,
+                        attempt,
+                        retryable,
+                        run_at,
+                        errors,
+                        xid,
+                        removed: Vec::new(),
+                    }),
+                }
+            }
+            Ok(())
+        })
     }
 
     // ------------------------------------------------------------ maintenance
@@ -1080,38 +1315,25 @@ impl Model {
             queue: self.queues[job.spec.queue].name.to_string(),
             errors,
         };
-        let removed = |by: &[Xid]| by.iter().any(|x| self.sees(s, *x));
-        let waits = self
-            .deferred
-            .iter()
-            .find(|d| d.job == tag && self.sees(s, d.xid) && !removed(&d.removed));
+        let waits = self.waits(s, tag).map(|d| &self.deferred[d]);
         if let Some(d) = waits {
             let state = if d.retryable { "retryable" } else { "scheduled" };
             return Some(seen(state, d.attempt, d.errors));
         }
-        let letter = self
-            .dead
-            .iter()
-            .find(|d| d.job == tag && self.sees(s, d.xid) && !removed(&d.removed));
-        for (i, e) in self.entries.iter().enumerate().rev() {
-            if e.job != tag || e.gone || !self.sees(s, e.xid) {
-                continue;
-            }
-            let claim = self.claims_of(i).find(|(_, c)| self.sees(s, c.xid));
-            let Some((c, _)) = claim else {
-                return Some(seen("ready", e.attempt, e.errors));
-            };
-            let Some(ending) = self.ending_of(c, |x| self.sees(s, x)) else {
-                return Some(seen("running", e.attempt, e.errors));
-            };
-            if ending.outcome.moves_on() {
-                continue;
-            }
-            let errors = match letter {
-                Some(d) if ending.outcome.state() == "failed" => d.errors,
-                _ => (e.errors + usize::from(ending.reason)).min(MOST_ERRORS),
-            };
-            return Some(seen(ending.outcome.state(), e.attempt, errors));
+        let letter = self.letter(s, tag).map(|d| &self.dead[d]);
+        if let Some((entry, claim, ending)) = self.place(s, tag) {
+            let e = &self.entries[entry];
+            return Some(match (claim, ending) {
+                (None, _) => seen("ready", e.attempt, e.errors),
+                (_, None) => seen("running", e.attempt, e.errors),
+                (_, Some(ending)) => {
+                    let errors = match letter {
+                        Some(d) if ending.outcome.state() == "failed" => d.errors,
+                        _ => (e.errors + usize::from(ending.reason)).min(MOST_ERRORS),
+                    };
+                    seen(ending.outcome.state(), e.attempt, errors)
+                }
+            });
         }
         letter.map(|d| seen("failed", d.attempt, d.errors))
     }
