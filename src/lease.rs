@@ -16,7 +16,7 @@ use crate::receipt::Receipt;
 use crate::ring::{self, View};
 use crate::statement;
 use pgrx::datum::DatumWithOid;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 /// What a worker learns of an attempt.
@@ -63,16 +63,30 @@ pub fn heartbeat(receipts: &[Option<i64>], lease: Option<Interval>) -> Result<Ve
     let mut attempts = Attempts::look(&view, wanted)?;
     let now = time::now();
     let mut extended: Vec<(Receipt, i64)> = Vec::new();
+    let mut shorter: Vec<(Receipt, i64)> = Vec::new();
     for (receipt, claim, beat) in attempts.held() {
         let until = match lease {
             Some(lease) => lease.after(now),
             None => now + (claim.expires_at - claim.claimed_at),
         };
-        // Where the claim's own lease lasts longer there is nothing to write.
         if until > claim.expires_at {
             extended.push((*receipt, until.min(LAST)));
         } else {
+            // Where the claim's own lease lasts longer there is nothing to write,
             beat.lease_until = Some(claim.expires_at);
+            shorter.push((*receipt, until));
+        }
+    }
+    // unless a heartbeat before extended it: its row says until when.
+    let mut known: Option<i64> = None;
+    let mut extensions = HashMap::new();
+    for (receipt, until) in shorter {
+        if known != Some(receipt.claim_no) {
+            known = Some(receipt.claim_no);
+            extensions = attempts.looker.extensions(receipt.claim_no);
+        }
+        if extensions.contains_key(&receipt.index) {
+            extended.push((receipt, until));
         }
     }
     for (receipt, until) in write_leases(&view, &extended)? {

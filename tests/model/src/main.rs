@@ -115,16 +115,14 @@ fn read_program(file: &str) -> Vec<Step> {
         .collect()
 }
 
-fn report(name: &str, failure: &Failure, verbose: bool) {
+fn report(name: &str, failure: &Failure) {
     println!("{name} FAILED: {}", failure.why);
     for step in &failure.steps {
         println!("{}", serde_json::to_string(step).unwrap_or_default());
     }
-    if verbose {
-        println!("-- statements");
-        for line in &failure.log {
-            println!("{line}");
-        }
+    println!("-- statements");
+    for line in &failure.log {
+        println!("{line}");
     }
 }
 
@@ -159,8 +157,11 @@ fn main() {
             Err(failure) => {
                 failed = true;
                 println!("{name}: {} steps, then: {}", failure.steps.len(), failure.why);
-                let failure = if shrinks && !programs { shrink::shrink(&server, failure) } else { failure };
-                report(&name, &failure, true);
+                if shrinks && !programs {
+                    report(&name, &shrink::shrink(&server, failure));
+                } else {
+                    report(&name, &failure);
+                }
             }
         }
     }

@@ -285,7 +285,7 @@ enum Fate {
     Unknown,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Model {
     pub queues: Vec<Queue>,
     pub sessions: Vec<Session>,
@@ -298,6 +298,10 @@ pub struct Model {
     deferred: Vec<Deferred>,
     dead: Vec<Dead>,
     heartbeats: Vec<Heartbeat>,
+    /// Attempts that were asked to stop.
+    requests: Vec<(usize, Xid)>,
+    /// Verbs by id hold a lock on it to the end of their transaction.
+    locks: Vec<(Tag, Xid)>,
     /// Finishes that came too late: queue, number.
     late: Vec<(usize, i64, Xid)>,
     pub paused: Vec<bool>,
@@ -320,6 +324,8 @@ impl Model {
             deferred: Vec::new(),
             dead: Vec::new(),
             heartbeats: Vec::new(),
+            requests: Vec::new(),
+            locks: Vec::new(),
             late: Vec::new(),
         }
     }
@@ -519,10 +525,6 @@ impl Model {
         free
     }
 
-    pub fn free_count(&self, s: usize, queue: usize) -> usize {
-        self.free(s, queue).len()
-    }
-
     /// Checks what a claim returned and takes it over.
     pub fn claim(
         &mut self,
@@ -540,7 +542,9 @@ impl Model {
             let free = self.free(s, q);
             total += free.len();
             let mine: Vec<&ClaimRow> = rows.iter().filter(|r| r.queue == self.queues[q].name).collect();
-            let share = (n as usize / queues.len()).min(free.len());
+            // Shares are rounded up; who comes last gets what is left.
+            let rounded = (n + queues.len() as i64 - 1) / queues.len() as i64;
+            let share = (n - (queues.len() as i64 - 1) * rounded).max(0).min(free.len() as i64) as usize;
             ensure!(
                 mine.len() >= share,
                 "queue {}: {} jobs were claimed, its share is {share}; free: {:?}",
@@ -662,7 +666,7 @@ impl Model {
     fn receipts_of(&self, tag: Tag) -> impl Iterator<Item = i64> + '_ {
         self.claims
             .iter()
-            .filter(move |c| self.entries[c.entry].job == tag)
+            .filter(move |c| self.entries[c.entry].job == tag && c.receipt > 0)
             .map(|c| c.receipt)
     }
 
@@ -671,6 +675,9 @@ impl Model {
         let mut counts: BTreeMap<Tag, usize> = BTreeMap::new();
         let mut all = Vec::new();
         for (i, c) in self.claims.iter().enumerate() {
+            if c.receipt < 0 {
+                continue;
+            }
             let tag = self.entries[c.entry].job;
             let n = counts.entry(tag).or_insert(0);
             let open = self.alive(c.xid) && !self.endings.iter().any(|e| e.claim == i && self.alive(e.xid));
@@ -693,8 +700,12 @@ impl Model {
         receipts.iter().filter_map(|r| self.claim_of(*r)).any(|c| {
             self.sees(s, self.claims[c].xid)
                 && !self.entries[self.claims[c].entry].gone
-                && self.ending_of(c, |x| self.others(s, x)).is_some()
+                && (self.ending_of(c, |x| self.others(s, x)).is_some() || self.is_requested(c, |x| self.others(s, x)))
         })
+    }
+
+    fn is_requested(&self, claim: usize, counts: impl Fn(Xid) -> bool) -> bool {
+        self.requests.iter().any(|(c, x)| *c == claim && counts(*x))
     }
 
     // ------------------------------------------------------------ finishing
@@ -714,6 +725,9 @@ impl Model {
                 match self.ending_of(c, |x| self.sees(s, x)) {
                     Some(e) if e.outcome.made_by(what.verb) => Fate::Repeated(e.outcome),
                     Some(_) => Fate::Stale,
+                    None if what.verb != Verb::CancelClaimed && self.is_requested(c, |x| self.sees(s, x)) => {
+                        Fate::Ended(Outcome::CancelledOnRequest)
+                    }
                     None => Fate::Ended(self.outcome(c, what)),
                 }
             })
@@ -833,7 +847,7 @@ impl Model {
         self.endings.push(Ending {
             claim,
             outcome,
-            reason: what.reason,
+            reason: what.reason && outcome != Outcome::CancelledOnRequest,
             xid,
         });
         let more = (entry.errors + 1).min(MOST_ERRORS);
@@ -918,7 +932,8 @@ impl Model {
                     continue;
                 };
                 let tag = m.entries[m.claims[c].entry].job;
-                ensure!(status == "held", "heartbeat of job {tag} says {status}, expected held");
+                let want = if m.is_requested(c, |x| m.sees(s, x)) { "cancelled" } else { "held" };
+                ensure!(status == want, "heartbeat of job {tag} says {status}, expected {want}");
                 let before = m.lease_until(c, |x| m.sees(s, x));
                 let lease = lease.unwrap_or(m.claims[c].lease);
                 let range = (before.max(when.0 + lease), before.max(when.1 + lease));
@@ -949,6 +964,10 @@ impl Model {
             if !self.committed(claim.xid) || entry.gone || self.ending_of(c, |x| self.alive(x)).is_some() {
                 continue;
             }
+            let requested = self.is_requested(c, |x| self.committed(x));
+            if !requested && self.is_requested(c, |x| self.alive(x)) {
+                continue; // another transaction has it in hand
+            }
             let now = seen.get(&entry.job);
             let rescued = match whose(self, c) {
                 Some(decided) => decided,
@@ -959,7 +978,11 @@ impl Model {
             }
             n += 1;
             let last = entry.attempt >= self.jobs[&entry.job].max_attempts;
-            let outcome = if last { Outcome::LeaseFailed } else { Outcome::Rescued };
+            let outcome = match last {
+                _ if requested => Outcome::CancelledOnRequest,
+                true => Outcome::LeaseFailed,
+                false => Outcome::Rescued,
+            };
             let run_at = now.and_then(|(_, at)| *at);
             ensure!(
                 now.is_some_and(|(j, _)| j.state != "running"),
@@ -990,6 +1013,216 @@ impl Model {
         let n = self.end_leases(s, when, |m, c| Some(m.claims[c].worker == worker), seen)?;
         ensure!(n == returned, "expire_leases ended {returned} attempts, expected {n}");
         Ok(())
+    }
+
+    // ------------------------------------------------------------ by id
+
+    /// The newest entry that the session sees, its claim and its ending; endings that move on are passed over.
+    fn place(&self, s: usize, tag: Tag) -> Option<(usize, Option<usize>, Option<&Ending>)> {
+        let found = (0..self.entries.len()).rev().find_map(|i| {
+            let e = &self.entries[i];
+            if e.job != tag || !self.sees(s, e.xid) {
+                return None;
+            }
+            let claim = self.claims_of(i).find(|(_, c)| self.sees(s, c.xid)).map(|(c, _)| c);
+            let ending = claim.and_then(|c| self.ending_of(c, |x| self.sees(s, x)));
+            (!ending.is_some_and(|e| e.outcome.moves_on())).then_some((i, claim, ending))
+        });
+        // What it was before does not come back when its end is forgotten.
+        found.filter(|(i, _, _)| !self.entries[*i].gone)
+    }
+
+    fn waits(&self, s: usize, tag: Tag) -> Option<usize> {
+        self.deferred.iter().position(|d| {
+            d.job == tag && self.sees(s, d.xid) && !d.removed.iter().any(|x| self.sees(s, *x))
+        })
+    }
+
+    fn letter(&self, s: usize, tag: Tag) -> Option<usize> {
+        self.dead.iter().position(|d| {
+            d.job == tag && self.sees(s, d.xid) && !d.removed.iter().any(|x| self.sees(s, *x))
+        })
+    }
+
+    /// Whether cancel (or retry, where it would touch a job that is ready) waits for another transaction.
+    pub fn by_id_waits(&self, s: usize, tags: &[Tag], retry: Option<bool>) -> bool {
+        tags.iter().any(|tag| {
+            if self.locks.iter().any(|(t, x)| t == tag && self.others(s, *x)) {
+                return true;
+            }
+            if self.waits(s, *tag).is_some() {
+                return false;
+            }
+            match self.place(s, *tag) {
+                Some((i, None, _)) => {
+                    retry != Some(false) && self.claims_of(i).any(|(_, c)| self.others(s, c.xid))
+                }
+                Some((_, Some(c), None)) if retry.is_none() => {
+                    self.ending_of(c, |x| self.others(s, x)).is_some() || self.is_requested(c, |x| self.others(s, x))
+                }
+                _ => false,
+            }
+        })
+    }
+
+    /// A claim that is closed at once, in a slot.
+    fn taken(&mut self, entry: usize, slot: u8, outcome: Outcome, reason: bool, xid: Xid) {
+        let receipt = -(self.claims.len() as i64 + 1) << 16 | i64::from(slot) << 10;
+        self.claims.push(Claim {
+            entry,
+            receipt,
+            xid,
+            lease: 0,
+            expires: 0,
+            worker: String::new(),
+        });
+        self.endings.push(Ending {
+            claim: self.claims.len() - 1,
+            outcome,
+            reason,
+            xid,
+        });
+    }
+
+    fn answer(&self, tag: Tag, row: Option<&(i64, String, bool)>, state: &str, changed: bool) -> Res<()> {
+        ensure!(
+            row == Some(&(self.jobs[&tag].id, state.to_string(), changed)),
+            "job {tag} came back as {row:?}, expected {state} (changed {changed})"
+        );
+        Ok(())
+    }
+
+    /// In the order of their ids. `rows`: by job; `slots`: where each job's newest entry lies.
+    pub fn cancel(
+        &mut self,
+        s: usize,
+        tags: &[Tag],
+        reason: bool,
+        rows: &BTreeMap<Tag, (i64, String, bool)>,
+        slots: &BTreeMap<Tag, u8>,
+    ) -> Res<()> {
+        self.statement(s, |m, xid| {
+            for tag in tags {
+                m.locks.push((*tag, xid));
+                let row = rows.get(tag);
+                let slot = slots.get(tag).copied().unwrap_or(0);
+                if let Some(d) = m.waits(s, *tag) {
+                    m.answer(*tag, row, "cancelled", true)?;
+                    m.deferred[d].removed.push(xid);
+                    let d = m.deferred[d].clone();
+                    m.append(*tag, d.attempt, d.errors, xid);
+                    m.taken(m.entries.len() - 1, slot, Outcome::Cancelled, reason, xid);
+                    continue;
+                }
+                match m.place(s, *tag) {
+                    None if m.letter(s, *tag).is_some() => m.answer(*tag, row, "failed", false)?,
+                    None => m.answer(*tag, row, "unknown", false)?,
+                    Some((entry, None, _)) => {
+                        m.answer(*tag, row, "cancelled", true)?;
+                        m.taken(entry, slot, Outcome::Cancelled, reason, xid);
+                    }
+                    Some((_, Some(c), None)) => {
+                        let fresh = !m.is_requested(c, |x| m.sees(s, x));
+                        m.answer(*tag, row, "running", fresh)?;
+                        if fresh {
+                            m.requests.push((c, xid));
+                        }
+                    }
+                    Some((_, _, Some(ending))) => m.answer(*tag, row, ending.outcome.state(), false)?,
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// In the order of their ids; `later`: a run_at in the future.
+    pub fn retry(
+        &mut self,
+        s: usize,
+        tags: &[Tag],
+        later: Option<Micros>,
+        rows: &BTreeMap<Tag, (i64, String, bool)>,
+        slots: &BTreeMap<Tag, u8>,
+    ) -> Res<()> {
+        self.statement(s, |m, xid| {
+            // (job, attempt, errors, retryable), in the order in which they go into their lanes.
+            let mut waiting = Vec::new();
+            let mut letters = Vec::new();
+            let mut ended = Vec::new();
+            let word = if later.is_some() { "scheduled" } else { "ready" };
+            for tag in tags {
+                m.locks.push((*tag, xid));
+                let row = rows.get(tag);
+                if let Some(d) = m.waits(s, *tag) {
+                    let (run_at, d) = {
+                        m.deferred[d].removed.push(xid);
+                        (m.deferred[d].run_at, m.deferred[d].clone())
+                    };
+                    let state = if later.is_some() && d.retryable { "retryable" } else { word };
+                    m.answer(*tag, row, state, true)?;
+                    waiting.push((run_at, m.jobs[tag].id, (*tag, d.attempt, d.errors, d.retryable)));
+                    continue;
+                }
+                let place = m.place(s, *tag).map(|(e, c, ending)| (e, c, ending.cloned()));
+                let failed = match &place {
+                    None => true,
+                    Some((_, _, ending)) => ending.as_ref().is_some_and(|e| e.outcome.state() == "failed"),
+                };
+                if let Some(l) = m.letter(s, *tag).filter(|_| failed) {
+                    m.answer(*tag, row, word, true)?;
+                    m.dead[l].removed.push(xid);
+                    letters.push((*tag, 1, m.dead[l].errors, false));
+                    continue;
+                }
+                match place {
+                    None => m.answer(*tag, row, "unknown", false)?,
+                    Some((entry, None, _)) => match later {
+                        None => m.answer(*tag, row, "ready", false)?,
+                        Some(run_at) => {
+                            m.answer(*tag, row, "scheduled", true)?;
+                            let slot = slots.get(tag).copied().unwrap_or(0);
+                            m.taken(entry, slot, Outcome::Snoozed, false, xid);
+                            let e = m.entries[entry].clone();
+                            m.deferred.push(Deferred {
+                                job: *tag,
+                                attempt: e.attempt,
+                                retryable: false,
+                                run_at,
+                                errors: e.errors,
+                                xid,
+                                removed: Vec::new(),
+                            });
+                        }
+                    },
+                    Some((_, _, None)) => m.answer(*tag, row, "running", false)?,
+                    Some((entry, _, Some(ending))) => match ending.outcome.state() {
+                        "completed" => m.answer(*tag, row, "completed", false)?,
+                        state => {
+                            m.answer(*tag, row, word, true)?;
+                            let errors = m.entries[entry].errors + usize::from(state == "failed");
+                            ended.push((*tag, 1, errors.min(MOST_ERRORS), false));
+                        }
+                    },
+                }
+            }
+            waiting.sort();
+            let waiting = waiting.into_iter().map(|(_, _, job)| job);
+            for (job, attempt, errors, retryable) in waiting.chain(letters).chain(ended) {
+                match later {
+                    None => m.append(job, attempt, errors, xid),
+                    Some(run_at) => m.deferred.push(Deferred {
+                        job,
+                        attempt,
+                        retryable,
+                        run_at,
+                        errors,
+                        xid,
+                        removed: Vec::new(),
+                    }),
+                }
+            }
+            Ok(())
+        })
     }
 
     // ------------------------------------------------------------ maintenance
@@ -1082,38 +1315,25 @@ impl Model {
             queue: self.queues[job.spec.queue].name.to_string(),
             errors,
         };
-        let removed = |by: &[Xid]| by.iter().any(|x| self.sees(s, *x));
-        let waits = self
-            .deferred
-            .iter()
-            .find(|d| d.job == tag && self.sees(s, d.xid) && !removed(&d.removed));
+        let waits = self.waits(s, tag).map(|d| &self.deferred[d]);
         if let Some(d) = waits {
             let state = if d.retryable { "retryable" } else { "scheduled" };
             return Some(seen(state, d.attempt, d.errors));
         }
-        let letter = self
-            .dead
-            .iter()
-            .find(|d| d.job == tag && self.sees(s, d.xid) && !removed(&d.removed));
-        for (i, e) in self.entries.iter().enumerate().rev() {
-            if e.job != tag || e.gone || !self.sees(s, e.xid) {
-                continue;
-            }
-            let claim = self.claims_of(i).find(|(_, c)| self.sees(s, c.xid));
-            let Some((c, _)) = claim else {
-                return Some(seen("ready", e.attempt, e.errors));
-            };
-            let Some(ending) = self.ending_of(c, |x| self.sees(s, x)) else {
-                return Some(seen("running", e.attempt, e.errors));
-            };
-            if ending.outcome.moves_on() {
-                continue;
-            }
-            let errors = match letter {
-                Some(d) if ending.outcome.state() == "failed" => d.errors,
-                _ => (e.errors + usize::from(ending.reason)).min(MOST_ERRORS),
-            };
-            return Some(seen(ending.outcome.state(), e.attempt, errors));
+        let letter = self.letter(s, tag).map(|d| &self.dead[d]);
+        if let Some((entry, claim, ending)) = self.place(s, tag) {
+            let e = &self.entries[entry];
+            return Some(match (claim, ending) {
+                (None, _) => seen("ready", e.attempt, e.errors),
+                (_, None) => seen("running", e.attempt, e.errors),
+                (_, Some(ending)) => {
+                    let errors = match letter {
+                        Some(d) if ending.outcome.state() == "failed" => d.errors,
+                        _ => (e.errors + usize::from(ending.reason)).min(MOST_ERRORS),
+                    };
+                    seen(ending.outcome.state(), e.attempt, errors)
+                }
+            });
         }
         letter.map(|d| seen("failed", d.attempt, d.errors))
     }
@@ -1193,5 +1413,162 @@ impl Model {
             }
         }
         n
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enqueued(m: &mut Model, s: usize, tags: &[Tag], queue: usize) {
+        let jobs: Vec<(Spec, i64)> = tags
+            .iter()
+            .map(|tag| {
+                let spec = Spec {
+                    tag: *tag,
+                    queue,
+                    ..Spec::default()
+                };
+                (spec, i64::from(*tag) + 1000)
+            })
+            .collect();
+        m.enqueue(s, &jobs, (0, 0), &vec![None; tags.len()]).unwrap();
+    }
+
+    fn row(m: &Model, tag: Tag, receipt: i64, attempt: i16) -> ClaimRow {
+        let job = &m.jobs[&tag];
+        let q = &m.queues[job.spec.queue];
+        ClaimRow {
+            receipt,
+            job_id: job.id,
+            queue: q.name.to_string(),
+            tag,
+            priority: job.priority,
+            attempt,
+            max_attempts: job.max_attempts,
+            has_error: attempt > 1,
+            lease_until: q.lease,
+        }
+    }
+
+    fn claimed(m: &mut Model, s: usize, queue: usize, n: i64, rows: &[(Tag, i64, i16)]) -> Res<()> {
+        let rows: Vec<ClaimRow> = rows.iter().map(|(t, r, a)| row(m, *t, *r, *a)).collect();
+        m.claim(s, &[queue], n, None, "anna", &rows, (0, 0))
+    }
+
+    fn by(verb: Verb) -> Finish {
+        Finish {
+            verb,
+            strict: false,
+            reason: true,
+            permanent: false,
+            delay: None,
+        }
+    }
+
+    fn state(m: &Model, s: usize, tag: Tag) -> String {
+        m.job(s, tag).map_or("none".to_string(), |j| j.state)
+    }
+
+    #[test]
+    fn a_claim_in_order_is_right_and_any_other_is_not() {
+        let mut m = Model::new(2);
+        enqueued(&mut m, 0, &[1, 2, 3], 0);
+        assert!(claimed(&mut m.clone(), 1, 0, 2, &[(1, 7, 1), (2, 8, 1)]).is_ok());
+        for wrong in [&[(2, 7, 1), (1, 8, 1)][..], &[(1, 7, 1)], &[(1, 7, 1), (1, 8, 1)], &[(1, 7, 2), (2, 8, 1)]] {
+            assert!(claimed(&mut m.clone(), 1, 0, 2, wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_savepoint_that_is_rolled_back_frees_what_was_claimed_in_it() {
+        let mut m = Model::new(2);
+        enqueued(&mut m, 0, &[1, 2], 0);
+        m.begin(0, false);
+        claimed(&mut m, 0, 0, 1, &[(1, 7, 1)]).unwrap();
+        m.savepoint(0);
+        claimed(&mut m, 0, 0, 1, &[(2, 8, 1)]).unwrap();
+        assert_eq!((state(&m, 0, 2).as_str(), state(&m, 1, 2).as_str()), ("running", "ready"));
+        assert!(claimed(&mut m.clone(), 1, 0, 1, &[]).is_ok());
+        m.rollback_to(0);
+        claimed(&mut m, 1, 0, 9, &[(2, 9, 1)]).unwrap();
+        m.commit(0);
+        assert_eq!((state(&m, 1, 1).as_str(), state(&m, 1, 2).as_str()), ("running", "running"));
+        assert_eq!(m.receipts(&[(2, 0), (2, 1), (2, 2)]), [8, 9]);
+    }
+
+    #[test]
+    fn an_open_producer_stops_a_strict_lane_and_no_relaxed_one() {
+        for (queue, free) in [(0, vec![2]), (1, vec![])] {
+            let mut m = Model::new(2);
+            m.begin(0, false);
+            enqueued(&mut m, 0, &[1], queue);
+            enqueued(&mut m, 1, &[2], queue);
+            assert_eq!(m.tags(&m.free(1, queue)), free);
+            m.rollback(0);
+            assert_eq!(m.tags(&m.free(1, queue)), [2]);
+        }
+    }
+
+    #[test]
+    fn a_job_fails_until_its_attempts_are_used_up() {
+        let mut m = Model::new(1);
+        enqueued(&mut m, 0, &[1], 1);
+        claimed(&mut m, 0, 1, 1, &[(1, 7, 1)]).unwrap();
+        let fail = |m: &mut Model, receipt, attempt, state: &str, run_at| {
+            let row = FinishRow {
+                receipt,
+                job_id: Some(1001),
+                attempt: Some(attempt),
+                state: state.to_string(),
+                run_at,
+                changed: true,
+            };
+            m.finish(0, &[receipt], &by(Verb::Fail), Some(&[row]), (0, 0))
+        };
+        assert!(fail(&mut m.clone(), 7, 1, "retryable", Some(99 * SECOND)).is_err(), "too early");
+        assert!(fail(&mut m.clone(), 7, 1, "failed", None).is_err());
+        fail(&mut m, 7, 1, "retryable", Some(100 * SECOND)).unwrap();
+        assert_eq!(m.stats(0, 1)["retryable"], 1);
+        m.maintain(0, (100 * SECOND, 100 * SECOND), &BTreeMap::new()).unwrap();
+        assert_eq!(m.free(0, 1).len(), 1);
+        claimed(&mut m, 0, 1, 1, &[(1, 8, 2)]).unwrap();
+        fail(&mut m, 8, 2, "failed", None).unwrap();
+        let job = m.job(0, 1).unwrap();
+        assert_eq!((job.state.as_str(), job.attempt, job.errors), ("failed", 2, 2));
+        let stats = m.stats(0, 1);
+        assert_eq!((stats["failed"], stats["failed_total"], stats["retried_total"]), (1, 1, 1));
+        assert_eq!((stats["enqueued_total"], stats["running"], stats["ready"]), (1, 0, 0));
+    }
+
+    #[test]
+    fn a_late_finish_is_stale_and_one_that_is_repeated_is_not() {
+        let mut m = Model::new(2);
+        enqueued(&mut m, 0, &[1], 0);
+        claimed(&mut m, 0, 0, 1, &[(1, 7, 1)]).unwrap();
+        m.finish(0, &[7], &by(Verb::Complete), None, (0, 0)).unwrap();
+        assert_eq!(m.fates(0, &[7], &by(Verb::Complete)), [Fate::Repeated(Outcome::Completed)]);
+        assert_eq!(m.fates(0, &[7], &by(Verb::Release)), [Fate::Stale]);
+        let strict = Finish {
+            strict: true,
+            ..by(Verb::Fail)
+        };
+        assert_eq!(m.finish_error(0, &[7], &strict), Some("55000"));
+        m.finish(0, &[7], &by(Verb::Release), None, (0, 0)).unwrap();
+        assert_eq!(m.stats(0, 0)["stale_total"], 1);
+    }
+
+    #[test]
+    fn a_slot_may_be_emptied_once_all_of_it_has_ended() {
+        let mut m = Model::new(1);
+        enqueued(&mut m, 0, &[1], 0);
+        let receipt = 5 << 16 | 3 << 10;
+        claimed(&mut m, 0, 0, 1, &[(1, receipt, 1)]).unwrap();
+        assert!(m.emptied(3).is_err());
+        assert!(m.emptied(2).is_ok());
+        m.finish(0, &[receipt], &by(Verb::Complete), None, (0, 0)).unwrap();
+        m.emptied(3).unwrap();
+        assert_eq!(state(&m, 0, 1), "none");
+        assert_eq!((m.stats(0, 0)["completed"], m.stats(0, 0)["completed_total"]), (0, 1));
     }
 }

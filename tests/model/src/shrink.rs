@@ -3,27 +3,28 @@
 use crate::program::Step;
 use crate::{Failure, Server};
 
-/// Programs that are tried.
-const MOST_TRIES: usize = 150;
+use std::time::{Duration, Instant};
+
+/// How long shorter programs are tried.
+const LONGEST: Duration = Duration::from_secs(120);
 
 pub fn shrink(server: &Server, failure: Failure) -> Failure {
     let mut best = failure;
-    let mut tries = 0;
+    let end = Instant::now() + LONGEST;
     let mut size = best.steps.len() / 2;
-    while size > 0 && tries < MOST_TRIES {
+    while size > 0 && Instant::now() < end {
         let mut at = 0;
         let mut shorter = false;
-        while at < best.steps.len() && tries < MOST_TRIES {
-            let end = (at + size).min(best.steps.len());
-            let without = [&best.steps[..at], &best.steps[end..]].concat();
-            tries += 1;
+        while at < best.steps.len() && Instant::now() < end {
+            let next = (at + size).min(best.steps.len());
+            let without = [&best.steps[..at], &best.steps[next..]].concat();
             match server.replay(&without) {
                 // Of any failure: what is found on the way is as good.
                 Err(found) => {
                     best = found;
                     shorter = true;
                 }
-                Ok(_) => at = end,
+                Ok(_) => at = next,
             }
         }
         if size == 1 && !shorter {
@@ -31,20 +32,19 @@ pub fn shrink(server: &Server, failure: Failure) -> Failure {
         }
         size = if size == 1 { 1 } else { size / 2 };
     }
-    simpler(server, best, &mut tries)
+    simpler(server, best, end)
 }
 
 /// The same steps with fewer jobs and receipts.
-fn simpler(server: &Server, failure: Failure, tries: &mut usize) -> Failure {
+fn simpler(server: &Server, failure: Failure, end: Instant) -> Failure {
     let mut best = failure;
     let mut i = 0;
     while i < best.steps.len() {
         let mut changed = false;
         for step in smaller(&best.steps[i]) {
-            if *tries >= MOST_TRIES * 2 {
+            if Instant::now() > end {
                 return best;
             }
-            *tries += 1;
             let mut steps = best.steps.clone();
             steps[i] = step;
             if let Err(found) = server.replay(&steps) {
