@@ -188,4 +188,4 @@ CREATE PROCEDURE awa.maintain (
 )
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_maintain';
 COMMENT ON PROCEDURE awa.maintain (jsonb) IS
-'Does all maintenance that is due, once, each duty in its own transaction: seal the current slot when it is large or old, close sealed slots, empty finished ones. Not in a transaction block (25001).';
+'Does all maintenance that is due, once, each step in its own transaction, as the background worker does: folds counts, refreshes statistics, seals the current slot when it is large or old, closes sealed slots, empties finished ones. A duty that fails is a WARNING and stops no other. Not in a transaction block (25001).';

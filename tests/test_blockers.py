@@ -3,7 +3,7 @@
 Rules that are tested elsewhere, or that have no case yet:
 
 ====  ==================================================================================================================
- 4    adopt() and the worker are not built; what a restore does is in test_restore.py
+ 4    in test_worker.py; what a restore does is in test_restore.py
  5    also in test_restore.py: ids and claim numbers after a restore
  8    the verbs on waiting jobs are not built; release, which has the same shape, is in test_rule_08
 11    in test_restore.py
@@ -15,15 +15,15 @@ Rules that are tested elsewhere, or that have no case yet:
 29    nothing can be made to fail inside the callback from outside; the crash audit (test_crash.py) would show a PANIC
 30    there is no wait yet
 31    strict lanes have specs in pg_test (claim-claim-strict, producer-claim-strict)
-32    deferred jobs are not built
+32    in test_cancel_retry.py
 33    uniqueness is not built; the part about create_queue under REPEATABLE READ is in test_rule_13
-34    there is no worker process yet
+34    in test_worker.py
 35    queue_grants is not built
-36    a unit test in src/policy.rs
+36    a unit test in src/policy.rs; the worker's back-off in test_worker.py
 38    the rest is below; that a block of ids is dropped after a minute is not waited for
-39    there is one duty at a time so far
+39    in test_worker.py
 40    ageing is in pg_test/sql/priority.sql
-42    promotion is not built
+42    in test_deferred.py
 43    in test_ring.py
 47    a figure, see bench
 48    pg_upgrade needs two installations in one place; the dump of 15 into 18 is in test_restore.py

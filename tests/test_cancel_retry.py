@@ -252,8 +252,8 @@ def test_a_failed_job_starts_over_with_its_errors(s, letters):
     assert s.sql("SELECT job_id, state FROM awa.jobs") == [(a, "ready")]
     assert s.value("SELECT count(*) FROM awa.dead_letters") == 0
     rows = s.sql(
-        "SELECT job_id, kind, args::text, tags, attempt, max_attempts, (SELECT array_agg(e->>'message')"
-        " FROM jsonb_array_elements((awa.job(job_id)).errors) e) FROM awa.claim('q', 10)"
+        "SELECT c.job_id, c.kind, c.args::text, c.tags, c.attempt, c.max_attempts, (SELECT array_agg(e->>'message')"
+        " FROM awa.job(c.job_id) j, jsonb_array_elements(j.errors) e) FROM awa.claim('q', 10) c"
     )
     assert rows == [(a, "k", '{"n": 1.50}', ["t"], 1, 3, ["first", "second"])]
     assert state(s, a) == "running"

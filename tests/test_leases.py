@@ -710,8 +710,16 @@ def test_rule_25_the_worker_rescues_at_the_end_of_the_lease_with_claims_retained
         enqueue(db, 1)
         [receipt] = claim(db, lease="1 s")
         slot, claim_no = receipt >> 10 & 63, receipt >> 16
-        wait_until(lambda: db.value(
-            f"SELECT count(*) FROM awa_internal.closures_{slot} WHERE claim_no = %s", [claim_no]) == 1, 30, "the rescue")
+        seen = []  # what the worker is at meanwhile, for the report
+
+        def rescued():
+            seen.append(db.sql("SELECT query FROM pg_stat_activity WHERE application_name = 'awa_queue worker'"))
+            return db.value(
+                f"SELECT count(*) FROM awa_internal.closures_{slot} WHERE claim_no = %s", [claim_no]) == 1
+
+        wait_until(rescued, 60, "the rescue", step=0.05)
+        if len(seen) > 50:
+            print("late; the worker was at", {str(rows): seen.count(rows) for rows in seen})
         late.append(db.value(
             f"SELECT extract(epoch FROM d.closed_at - c.expires_at) FROM awa_internal.closures_{slot} d"
             f" JOIN awa_internal.claims_{slot} c USING (claim_no) WHERE claim_no = %s", [claim_no]))

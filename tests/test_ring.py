@@ -462,12 +462,12 @@ class Counted:
         r, q = self.random, self.random.choice("ab")
         add = {key: 0 for key in self.totals[q]}
         what = r.choice(("enqueue", "enqueue", "defer", "claim", "claim", "complete", "complete", "fail", "fail", "snooze",
-                         "release", "cancel_claimed", "late"))
+                         "give up", "release", "cancel_claimed", "late"))
         if what in ("enqueue", "defer"):
             n = r.randint(1, 30)
             add["enqueued"] = n
             self.s.sql("SELECT awa.enqueue_batch(%s, ARRAY(SELECT to_jsonb(n) FROM generate_series(1, %s) n), run_in => %s)",
-                       [q, n, "1 h" if what == "defer" else None])
+                       [q, n, r.choice(("1 h", "1 ms")) if what == "defer" else None])
         elif what == "claim":
             rows = self.s.sql("SELECT receipt, queue FROM awa.claim(%s, %s)", [q, r.randint(1, 20)])
             return q, add, lambda: self.held.extend(rows)
@@ -475,7 +475,7 @@ class Counted:
             pool = self.done if what == "late" else self.held
             some = r.sample(pool, min(len(pool), r.randint(1, 12)))
             some = [row for row in some if row[1] == q]
-            call = {"late": "release(%s::int8[])", "fail": "fail(%s::int8[], 'no')", "snooze": "snooze(%s::int8[], '1 h')"}
+            call = {"late": "release(%s::int8[])", "fail": "fail(%s::int8[], 'no')", "give up": "fail(%s::int8[], 'no', permanent => true)", "snooze": "snooze(%s::int8[], '1 h')"}
             states = self.s.sql(f"SELECT receipt, state, changed FROM awa.{call.get(what, what + '(%s::int8[])')}",
                                 [[x for x, _ in some]])
             # Of a receipt whose slot was emptied nobody can tell the queue.

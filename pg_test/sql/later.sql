@@ -26,7 +26,7 @@ SELECT * FROM t.try_all(
     $$SELECT awa.enqueue_jobs('[{"queue": "q", "unique_key": "k"}]')$$, $$SELECT awa.enqueue_jobs('[{"queue": "q", "unique_by": ["args"]}]')$$,
     $$SELECT awa.enqueue_jobs('[{"queue": "q", "unique_until": "claimed"}]')$$, $$SELECT awa.enqueue_jobs('[{"queue": "q", "unique_for": "1 h"}]')$$,
     $$SELECT awa.enqueue_jobs('[{"queue": "q", "on_duplicate": "skip"}]')$$, $$SELECT awa.enqueue_jobs('[{"queue": "q", "lease": "1 h"}]')$$,
-    $$SELECT awa.enqueue_jobs('[{"queue": "q", "expires_in": "1 h"}]')$$, $$SELECT awa.enqueue_jobs('[{"queue": "q", "after": [1]}]')$$,
+    $$SELECT awa.enqueue_jobs('[{"queue": "q", "after": [1]}]')$$,
     $$SELECT awa.enqueue_jobs('[{"queue": "q", "on_parent_failure": "cancel"}]')$$,
     $$SELECT awa.complete('{1}', outputs => '{1}')$$, $$SELECT awa.complete('{1}', follow_ups => '[]')$$,
     $$SELECT awa.complete_and_claim('{1}', '{q}', outputs => '{1}')$$, $$SELECT awa.complete_and_claim('{1}', '{q}', follow_ups => '[]')$$,

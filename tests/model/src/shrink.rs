@@ -1,0 +1,84 @@
+//! The shortest program that still fails, found by leaving out steps: halves first, then smaller pieces.
+
+use crate::program::Step;
+use crate::{Failure, Server};
+
+/// Programs that are tried.
+const MOST_TRIES: usize = 150;
+
+pub fn shrink(server: &Server, failure: Failure) -> Failure {
+    let mut best = failure;
+    let mut tries = 0;
+    let mut size = best.steps.len() / 2;
+    while size > 0 && tries < MOST_TRIES {
+        let mut at = 0;
+        let mut shorter = false;
+        while at < best.steps.len() && tries < MOST_TRIES {
+            let end = (at + size).min(best.steps.len());
+            let without = [&best.steps[..at], &best.steps[end..]].concat();
+            tries += 1;
+            match server.replay(&without) {
+                // Of any failure: what is found on the way is as good.
+                Err(found) => {
+                    best = found;
+                    shorter = true;
+                }
+                Ok(_) => at = end,
+            }
+        }
+        if size == 1 && !shorter {
+            break;
+        }
+        size = if size == 1 { 1 } else { size / 2 };
+    }
+    simpler(server, best, &mut tries)
+}
+
+/// The same steps with fewer jobs and receipts.
+fn simpler(server: &Server, failure: Failure, tries: &mut usize) -> Failure {
+    let mut best = failure;
+    let mut i = 0;
+    while i < best.steps.len() {
+        let mut changed = false;
+        for step in smaller(&best.steps[i]) {
+            if *tries >= MOST_TRIES * 2 {
+                return best;
+            }
+            *tries += 1;
+            let mut steps = best.steps.clone();
+            steps[i] = step;
+            if let Err(found) = server.replay(&steps) {
+                if found.steps.len() <= best.steps.len() {
+                    best = found;
+                    changed = true;
+                    break;
+                }
+            }
+        }
+        if !changed {
+            i += 1;
+        }
+    }
+    best
+}
+
+fn without<T: Clone>(list: &[T]) -> impl Iterator<Item = Vec<T>> + '_ {
+    (0..list.len())
+        .filter(|_| list.len() > 1)
+        .map(|i| [&list[..i], &list[i + 1..]].concat())
+}
+
+fn smaller(step: &Step) -> Vec<Step> {
+    match step.clone() {
+        Step::Batch { s, jobs } => without(&jobs).map(|jobs| Step::Batch { s, jobs }).collect(),
+        Step::Jobs { s, jobs } => without(&jobs).map(|jobs| Step::Jobs { s, jobs }).collect(),
+        Step::Finish { s, verb, receipts, strict, reason, permanent, delay } => without(&receipts)
+            .map(|receipts| Step::Finish { s, verb, receipts, strict, reason, permanent, delay })
+            .collect(),
+        Step::CompleteAndClaim { s, receipts, strict, queues, n } => without(&receipts)
+            .map(|receipts| Step::CompleteAndClaim { s, receipts, strict, queues: queues.clone(), n })
+            .collect(),
+        Step::Begin { s, repeatable: true } => vec![Step::Begin { s, repeatable: false }],
+        _ => Vec::new(),
+    }
+}
