@@ -109,7 +109,10 @@ impl Queue {
 
     /// Jobs that were ever put in: each entry is one appearance of a job, and each that moved on appears again.
     fn enqueued(&self) -> i64 {
-        let moved_on: Vec<Outcome> = Outcome::ALL.into_iter().filter(|o| o.moves_on()).collect();
+        let moved_on: Vec<Outcome> = Outcome::ALL
+            .into_iter()
+            .filter(|o| o.ends() && o.moves_on())
+            .collect();
         self.letter(ENTRIES) - self.all(&moved_on) + self.letter(b'S') + self.letter(b'R') - self.letter(b'B')
     }
 }

@@ -111,7 +111,7 @@ def test_a_worker_comes_with_the_first_verb(wdb):
     assert worker(wdb) is None
     use(wdb)
     started(wdb)
-    wait_until(lambda: duty(wdb, "seal"), what="the duties to have run")
+    wait_until(lambda: duty(wdb, "ring"), what="the duties to have run")
     assert wdb.row("SELECT system_id = s.system_identifier, w.database = d.oid FROM awa_internal.world w,"
                    " pg_control_system() s, pg_database d WHERE d.datname = current_database()") == (True, True)
 
@@ -178,7 +178,7 @@ def test_an_idle_database_costs_nothing(wdb, jobs):
     if jobs != "waiting":
         finish_all(wdb)
     pid = started(wdb)
-    wait_until(lambda: duty(wdb, "empty"), what="the duties to have run")
+    wait_until(lambda: duty(wdb, "ring"), what="the duties to have run")
     if jobs == "finished and retained":
         wdb.sql("SELECT awa_internal.seal()")
         use(wdb)
@@ -210,7 +210,7 @@ def test_slots_are_sealed_closed_and_emptied(wdb):
     started(wdb)
     wait_until(lambda: states(wdb).get(0) == "e", 30, "slot 0 to be emptied")
     assert wdb.value("SELECT count(*) FROM awa_internal.ready") == 0
-    wait_until(lambda: duty(wdb, "empty", "done"), what="the duty to be noted")
+    wait_until(lambda: duty(wdb, "ring", "done"), what="the duty to be noted")
     assert wdb.row("SELECT done > 0, failures, last_done IS NOT NULL FROM awa_internal.duties WHERE duty = 'seal'") == (
         True, 0, True)
     # An empty current slot is left alone.
@@ -275,7 +275,7 @@ def test_maintain_goes_on_after_a_failing_duty(db):
     assert [n for n in notices if n[0] == "WARNING" and 'duty "counts" failed' in n[1]] == notices
     assert len(notices) == 1
     wait_until(lambda: s.sql("CALL awa.maintain()") is not None and states(db).get(0) == "e", what="slot 0 to be emptied")
-    assert duty(db, "counts", "failures") > 0 and duty(db, "empty", "failures") == 0
+    assert duty(db, "counts", "failures") > 0 and duty(db, "ring", "failures") == 0
     # The session is as good as before.
     mended(db)
     s.sql("CALL awa.maintain()")
@@ -402,7 +402,7 @@ def stuck(wdb):
     wdb.sql("SELECT awa.create_queue('q', '{\"retention\": \"0 s\"}')")
     use(wdb)
     started(wdb)
-    wait_until(lambda: duty(wdb, "seal"), what="the duties to have run")
+    wait_until(lambda: duty(wdb, "ring"), what="the duties to have run")
     wdb.sql("CREATE FUNCTION nap() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); RETURN NEW; END'")
     wdb.sql("CREATE TRIGGER nap BEFORE INSERT ON awa_internal.ring FOR EACH ROW EXECUTE FUNCTION nap()")
     pid = worker(wdb)
@@ -418,7 +418,7 @@ def stuck(wdb):
 def test_sigterm_ends_the_worker_and_another_comes(wdb):
     use(wdb)
     pid = started(wdb)
-    wait_until(lambda: duty(wdb, "seal"), what="the duties to have run")
+    wait_until(lambda: duty(wdb, "ring"), what="the duties to have run")
     os.kill(pid, signal.SIGTERM)
     wait_until(lambda: worker(wdb) != pid, 5, "the worker to end")
     started(wdb, other_than=pid)
@@ -449,7 +449,7 @@ def test_fast_shutdown(request, wdb, busy):
     else:
         use(wdb)
         started(wdb)
-        wait_until(lambda: duty(wdb, "seal"), what="the duties to have run")
+        wait_until(lambda: duty(wdb, "ring"), what="the duties to have run")
     begin = time.monotonic()
     wdb.cluster.stop("fast")
     # The promise is one second; the machine may be busy with other tests.
@@ -507,7 +507,7 @@ def test_rule_34_drop_database(server):
     db = server.database()
     use(db)
     started(db)
-    wait_until(lambda: duty(db, "seal"), what="the duties to have run")
+    wait_until(lambda: duty(db, "ring"), what="the duties to have run")
     close(db)
     since = server.log_position()
     server.psql(f'DROP DATABASE "{db.name}"')
@@ -557,7 +557,7 @@ def test_rule_04_a_clone_waits_for_its_first_verb(wdb):
     """CREATE DATABASE ... TEMPLATE of a database with jobs and a worker: both work, neither disturbs the other."""
     use(wdb, 30)
     pid = started(wdb)
-    wait_until(lambda: duty(wdb, "seal"), what="the duties to have run")
+    wait_until(lambda: duty(wdb, "ring"), what="the duties to have run")
     close(wdb)
     server = wdb.cluster
     server.psql(f'CREATE DATABASE clone TEMPLATE "{wdb.name}"')
@@ -574,7 +574,7 @@ def test_rule_04_a_clone_waits_for_its_first_verb(wdb):
         for d in (clone, wdb):
             assert d.value("SELECT count(*) FROM awa.claim('q', 20)") == 20
             assert d.value("SELECT count(*) FROM awa.claim('q', 20)") == 10
-        wait_until(lambda: duty(clone, "seal") > max(r[1] for r in before[0]), 20, "the clone's duties to run")
+        wait_until(lambda: duty(clone, "ring") > max(r[1] for r in before[0]), 20, "the clone's duties to run")
     finally:
         close(clone)
         server.psql("DROP DATABASE clone")
@@ -605,7 +605,7 @@ def test_rule_04_nothing_is_written_while_a_restore_runs(wdb):
         assert copy.value("SELECT count(*) FROM awa.claim('q', 100)") == 20
         assert copy.value("SELECT count(DISTINCT r.incarnation) = 1 AND min(r.incarnation) = min(w.incarnation)"
                           " FROM awa_internal.ring r, awa_internal.world w")
-        wait_until(lambda: duty(copy, "seal"), 20, "the duties to run")
+        wait_until(lambda: duty(copy, "ring"), 20, "the duties to run")
     finally:
         close(copy)
         server.psql(f'DROP DATABASE "{copy.name}" WITH (FORCE)')
@@ -639,7 +639,7 @@ def test_rule_04_adopt_raises_the_sequences(db):
 def test_drop_and_create_extension(wdb):
     use(wdb)
     pid = started(wdb)
-    wait_until(lambda: duty(wdb, "seal"), what="the duties to have run")
+    wait_until(lambda: duty(wdb, "ring"), what="the duties to have run")
     since = wdb.cluster.log_position()
     wdb.sql("DROP EXTENSION awa_queue")
     ahead(wdb.cluster, 7200)  # something is due: the worker looks and finds nothing
@@ -650,11 +650,11 @@ def test_drop_and_create_extension(wdb):
     wdb.sql("CREATE EXTENSION awa_queue")
     use(wdb)
     started(wdb, other_than=pid)
-    wait_until(lambda: duty(wdb, "seal"), what="the duties to run again")
+    wait_until(lambda: duty(wdb, "ring"), what="the duties to run again")
     # And while the worker is there, without its noticing.
     wdb.sql("DROP EXTENSION awa_queue; CREATE EXTENSION awa_queue")
     use(wdb)
-    wait_until(lambda: duty(wdb, "seal"), 20, "the duties to run again")
+    wait_until(lambda: duty(wdb, "ring"), 20, "the duties to run again")
     assert complaints(wdb.cluster, since) == []
 
 
@@ -662,7 +662,7 @@ def test_the_library_does_not_fit_the_tables(wdb):
     """One message, no duty; it goes on when they fit again."""
     use(wdb)
     pid = started(wdb)
-    wait_until(lambda: duty(wdb, "seal"), what="the duties to have run")
+    wait_until(lambda: duty(wdb, "ring"), what="the duties to have run")
     before = wdb.sql("SELECT * FROM awa_internal.duties ORDER BY 1")
     since = wdb.cluster.log_position()
     wdb.sql("UPDATE awa_internal.world SET protocol = 99")
