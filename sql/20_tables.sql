@@ -160,7 +160,7 @@ CREATE TABLE awa_internal.closures (
     reason    text
 ) PARTITION BY LIST (slot);
 COMMENT ON TABLE awa_internal.closures IS
-'One row per claim (or part) that ended, and outcome: c completed, x cancelled, k cancelled on request, f failed, d failed when its lease ended, r released, t to be retried, l to be retried after its lease ended, z snoozed; q a request to cancel (ends nothing). which is a bitmap of indexes in the claim, null for all of it.';
+'One row per claim (or part) that ended, and outcome: c completed, x cancelled, k cancelled on request, f failed, d failed when its lease ended, r released, t to be retried, l to be retried after its lease ended, z snoozed; q a request to cancel and b brought back by retry (these end nothing). which is a bitmap of indexes in the claim, null for all of it.';
 
 -- Not dumped: it says how maintenance goes here.
 CREATE TABLE awa_internal.duties (

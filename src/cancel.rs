@@ -241,7 +241,7 @@ fn request(
     while scan.next(Direction::Forward) {
         let writer = scan.writer();
         let outcome = Outcome::of(scan.char(closures::OUTCOME));
-        let Some(outcome) = outcome.filter(|o| *o != Outcome::Stale) else {
+        let Some(outcome) = outcome.filter(|o| o.ends() || *o == Outcome::CancelRequested) else {
             continue;
         };
         let bits = Bits::of(scan.bytes(closures::WHICH).as_deref());

@@ -66,7 +66,7 @@ impl Verb {
             Outcome::LeaseFailed | Outcome::Rescued => self == Verb::Rescue,
             Outcome::Released => self == Verb::Release,
             Outcome::Snoozed => self == Verb::Snooze,
-            Outcome::Stale | Outcome::CancelRequested => false,
+            Outcome::Stale | Outcome::CancelRequested | Outcome::BroughtBack => false,
         }
     }
 }
@@ -450,7 +450,7 @@ fn read_closures(slot: &CloseSlot, g: &Group, claim: &Claim, wait: bool) -> std:
         let Some(outcome) = Outcome::of(scan.char(closures::OUTCOME)) else {
             continue;
         };
-        if outcome == Outcome::Stale {
+        if matches!(outcome, Outcome::Stale | Outcome::BroughtBack) {
             continue;
         }
         let bits = Bits::of(scan.bytes(closures::WHICH).as_deref());
@@ -649,6 +649,23 @@ fn result_row(
     row[3] = job.head.kind.map_or_else(|| queue_name.into(), Value::from);
     row[4] = i32::from(job.head.attempt).into();
     Ok(row)
+}
+
+/// Notes that ended jobs of a claim were brought back, so that their old entries do not speak for them any more: a
+/// job's new entry may go with its slot before the old one does.
+pub fn note_brought_back(view: &View, slot: u8, claim_no: i64, n: i64, indexes: &[u16]) -> Result<()> {
+    let Some(tables) = view.slot(slot).map(CloseSlot::open).transpose()? else {
+        return Ok(()); // emptied: nothing tells of them there
+    };
+    let mut bits = Bits::none();
+    indexes.iter().for_each(|k| bits.set(*k));
+    let which = Some(datum::bytea(bits.stored(n)));
+    let count = indexes.len() as i64;
+    let lock = ShortLock::acquire(Class::Close, claim_no as u64, Mode::Exclusive);
+    let row = closure_row(&tables, claim_no, count, Outcome::BroughtBack, which, None);
+    drop(lock);
+    row.enter_rest(&tables.closures, &tables.closure_indexes, &closures::BY_CLAIM);
+    Ok(())
 }
 
 /// Closes jobs whose row is nowhere to be found as failed, with a warning, so that a damaged table never

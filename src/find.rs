@@ -61,6 +61,10 @@ pub enum Is {
 
 #[derive(Clone)]
 pub struct Ending {
+    pub claim_no: i64,
+    pub index: u16,
+    /// Jobs of the claim.
+    pub n: i64,
     pub outcome: Outcome,
     pub at: i64,
     pub reason: Option<String>,
@@ -146,20 +150,29 @@ impl Logs {
         }
         let claim_no = scan.i64(claims::CLAIM_NO);
         let index = (seq - first_seq) as u16;
+        let mut ending = None;
         self.closures.seek(&[Cond::Eq(claim_no)]);
         while self.closures.next(Direction::Forward) {
             let outcome = Outcome::of(self.closures.char(closures::OUTCOME));
             let bits = Bits::of(self.closures.bytes(closures::WHICH).as_deref());
-            if let Some(outcome) = outcome.filter(|o| o.ends() && bits.has(index)) {
-                return Is::Ended(Ending {
+            let told = |o: &Outcome| (o.ends() || *o == Outcome::BroughtBack) && bits.has(index);
+            if let Some(outcome) = outcome.filter(told) {
+                let found = Is::Ended(Ending {
+                    claim_no,
+                    index,
+                    n,
                     outcome,
                     at: self.closures.i64(closures::CLOSED_AT),
                     reason: self.closures.text(closures::REASON),
                     worker: self.claims.text(claims::WORKER),
                 });
+                if outcome == Outcome::BroughtBack {
+                    return found; // whatever its ending was
+                }
+                ending = Some(found);
             }
         }
-        Is::Running { claim_no, index, n }
+        ending.unwrap_or(Is::Running { claim_no, index, n })
     }
 }
 

@@ -128,12 +128,17 @@ fn look_for(view: &View, latest: &Latest, id: i64) -> Result<Option<[Value; COLU
         return dead_row(view, latest, id);
     };
     if failed {
-        // Its letter has the whole of the last error.
-        if let Some(letter) = dead_row(view, latest, id)? {
-            row[ERRORS_COLUMN] = letter[ERRORS_COLUMN];
-        }
+        take_errors_of_letter(&mut row, view, latest, id)?;
     }
     Ok(Some(row))
+}
+
+/// Of a job that failed, its dead letter has the whole of the last error.
+fn take_errors_of_letter(row: &mut [Value; COLUMNS], view: &View, latest: &Latest, id: i64) -> Result<()> {
+    if let Some(letter) = dead_row(view, latest, id)? {
+        row[ERRORS_COLUMN] = letter[ERRORS_COLUMN];
+    }
+    Ok(())
 }
 
 fn deferred_row(view: &View, latest: &Latest, id: i64) -> Result<Option<[Value; COLUMNS]>> {
@@ -298,20 +303,29 @@ fn find_ending(slot: &Slot, latest: &Latest, claim: &Claim, seq: i64) -> Result<
     let index = index::scannable(&table, &closures::BY_CLAIM)?;
     let mut scan = Scan::latest(&table, &index, 1, latest);
     scan.seek(&[Cond::Eq(claim.claim_no)]);
+    let mut found: Option<Ending> = None;
     while scan.next(Direction::Forward) {
-        let Some(outcome) = Outcome::of(scan.char(closures::OUTCOME)) else {
-            continue;
-        };
+        let outcome = Outcome::of(scan.char(closures::OUTCOME)).filter(|o| tells(*o));
+        let Some(outcome) = outcome else { continue };
         let bits = Bits::of(scan.bytes(closures::WHICH).as_deref());
-        if outcome.ends() && bits.has((seq - claim.first_seq) as u16) {
-            return Ok(Some(Ending {
+        if bits.has((seq - claim.first_seq) as u16) && !is_brought_back(found.as_ref()) {
+            found = Some(Ending {
                 outcome,
                 at: scan.i64(closures::CLOSED_AT),
                 reason: scan.text(closures::REASON),
-            }));
+            });
         }
     }
-    Ok(None)
+    Ok(found)
+}
+
+/// Whether a closure says how an attempt ended, or that its job lives elsewhere since.
+fn tells(outcome: Outcome) -> bool {
+    outcome.ends() || outcome == Outcome::BroughtBack
+}
+
+fn is_brought_back(ending: Option<&Ending>) -> bool {
+    ending.is_some_and(|e| e.outcome == Outcome::BroughtBack)
 }
 
 fn row(
@@ -405,7 +419,11 @@ pub fn jobs(out: &mut ResultSet) -> Result<()> {
                 scratch.run(|| -> Result<()> {
                     let body = reader.read(slot, &entry.runs, entry.offset, entry.entry_id);
                     if let Some(body) = body.filter(|b| shown.wants(&entry, b, ending)) {
-                        out.push(&row(&view, &entry, &body, claim, ending)?);
+                        let mut row = row(&view, &entry, &body, claim, ending)?;
+                        if ending.is_some_and(|e| e.outcome.state() == "failed") {
+                            take_errors_of_letter(&mut row, &view, &latest, body.head.job_id)?;
+                        }
+                        out.push(&row);
                     }
                     Ok(())
                 })?;
@@ -518,7 +536,7 @@ fn all_endings(slot: &Slot, latest: &Latest) -> Endings {
     let table = Table::open(slot.closures, Access::Read);
     heap::scan(&table, latest, |r| {
         let outcome = r.char(closures::OUTCOME as usize).and_then(Outcome::of);
-        if let Some(outcome) = outcome.filter(|o| o.ends()) {
+        if let Some(outcome) = outcome.filter(|o| tells(*o)) {
             let which = r.varlena(closures::WHICH as usize).map(Varlena::bytes);
             let ending = Ending {
                 outcome,
@@ -538,11 +556,14 @@ fn all_endings(slot: &Slot, latest: &Latest) -> Endings {
 
 fn ending_of<'e>(endings: &'e Endings, claim: &Claim, seq: i64) -> Option<&'e Ending> {
     let k = (seq - claim.first_seq) as u16;
-    endings
+    let of_job = endings
         .get(&claim.claim_no)?
         .iter()
-        .find(|(bits, _)| bits.has(k))
+        .filter(|(bits, _)| bits.has(k));
+    // That it was brought back goes before how it had ended.
+    of_job
         .map(|(_, e)| e)
+        .max_by_key(|e| e.outcome == Outcome::BroughtBack)
 }
 
 fn all_claims(slot: &Slot, latest: &Latest) -> Vec<Claim> {

@@ -128,10 +128,12 @@ pub enum Outcome {
     Stale,
     /// No ending: somebody asked to cancel it.
     CancelRequested,
+    /// No ending: a job that had failed or was cancelled was brought back and lives in another entry.
+    BroughtBack,
 }
 
 impl Outcome {
-    pub const ALL: [Outcome; 11] = [
+    pub const ALL: [Outcome; 12] = [
         Outcome::Completed,
         Outcome::Cancelled,
         Outcome::CancelledOnRequest,
@@ -143,6 +145,7 @@ impl Outcome {
         Outcome::Snoozed,
         Outcome::Stale,
         Outcome::CancelRequested,
+        Outcome::BroughtBack,
     ];
 
     pub fn code(self) -> u8 {
@@ -158,6 +161,7 @@ impl Outcome {
             Outcome::Snoozed => b'z',
             Outcome::Stale => b's',
             Outcome::CancelRequested => b'q',
+            Outcome::BroughtBack => b'b',
         }
     }
 
@@ -167,14 +171,17 @@ impl Outcome {
 
     /// Whether the attempt is over.
     pub fn ends(self) -> bool {
-        !matches!(self, Outcome::Stale | Outcome::CancelRequested)
+        !matches!(
+            self,
+            Outcome::Stale | Outcome::CancelRequested | Outcome::BroughtBack
+        )
     }
 
     /// Whether the job lives on elsewhere: in another entry or in `deferred`.
     pub fn moves_on(self) -> bool {
         matches!(
             self,
-            Outcome::Released | Outcome::Retried | Outcome::Rescued | Outcome::Snoozed
+            Outcome::Released | Outcome::Retried | Outcome::Rescued | Outcome::Snoozed | Outcome::BroughtBack
         )
     }
 
@@ -184,7 +191,7 @@ impl Outcome {
             Outcome::Completed => "completed",
             Outcome::Cancelled | Outcome::CancelledOnRequest => "cancelled",
             Outcome::Failed | Outcome::LeaseFailed => "failed",
-            Outcome::Released => "ready",
+            Outcome::Released | Outcome::BroughtBack => "ready",
             Outcome::Retried | Outcome::Rescued => "retryable",
             Outcome::Snoozed => "scheduled",
             Outcome::Stale => "stale",

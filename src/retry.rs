@@ -33,6 +33,7 @@ fn act(mut finder: Finder, jobs: Vec<(i64, Where)>, later: Option<i64>, work: &m
     let mut deferred = Vec::new();
     let mut letters = Vec::new();
     let mut ended: Vec<Deferred> = Vec::new();
+    let mut superseded: BTreeMap<(i64, u8, i64), Vec<u16>> = BTreeMap::new();
     for (id, place) in jobs {
         let entry = match place {
             Where::Nowhere => {
@@ -62,14 +63,21 @@ fn act(mut finder: Finder, jobs: Vec<(i64, Where)>, later: Option<i64>, work: &m
             }
             (Is::Ready, _) => work.answer(id, answer("ready", false)),
             (Is::Running { .. }, _) => work.answer(id, answer("running", false)),
-            (Is::Ended(ending), Some(body)) if may_run_again(ending.outcome) => match entry.letter {
-                Some(place) => letters.push((id, place)),
-                None => ended.push(started_over(&view, id, &entry, ending, &body)),
-            },
+            (Is::Ended(ending), Some(body)) if may_run_again(ending.outcome) => {
+                let key = (ending.claim_no, entry.slot, ending.n);
+                superseded.entry(key).or_default().push(ending.index);
+                match entry.letter {
+                    Some(place) => letters.push((id, place)),
+                    None => ended.push(started_over(&view, id, &entry, ending, &body)),
+                }
+            }
             (Is::Ended(ending), _) => work.answer(id, answer(ending.outcome.state(), false)),
         }
     }
     let receipts = cancel::take_waiting(&view, ready, work)?;
+    for ((claim_no, slot, n), indexes) in superseded {
+        close::note_brought_back(&view, slot, claim_no, n, &indexes)?;
+    }
     let snapshot = finder.snapshot();
     drop(finder);
     if !receipts.is_empty() {

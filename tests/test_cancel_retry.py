@@ -427,3 +427,26 @@ def test_expires_in_must_be_positive(s):
     assert error_of(s, "SELECT awa.enqueue('q', expires_in => '0 s')") == "22023"
     assert error_of(s, "SELECT awa.enqueue_batch('q', '{1}', expires_in => '-1 s')") == "22023"
     assert error_of(s, """SELECT awa.enqueue_jobs('[{"queue": "q", "expires_in": "0 s"}]')""") == "22023"
+
+
+@pytest.mark.parametrize("end", ["cancelled", "failed"])
+def test_a_job_that_was_brought_back_is_not_what_it_was_when_its_second_life_is_emptied_first(s, end):
+    """Its first life lies in a slot that another job keeps. What is left must not be retried once more."""
+    s.sql("SELECT awa.create_queue('q', '{\"dead_letters\": false, \"retention\": \"0\"}')")
+    job, other = put(s, 2)
+    (first, _), (held, _) = claim(s)
+    s.sql("SELECT awa.cancel_claimed(%s)" if end == "cancelled" else "SELECT awa.fail(%s, permanent => true)", [[first]])
+    assert state(s, job) == end
+    assert s.value("SELECT awa_internal.seal()").startswith("sealed")
+    assert retry(s, job) == [(job, "ready", True)]
+    ((again, _),) = claim(s)
+    s.sql("SELECT awa.complete(%s)", [[again]])
+    second = s.value("SELECT slot FROM awa.ring_status WHERE state = 'current'")
+    assert s.value("SELECT awa_internal.seal()").startswith("sealed")
+    assert s.value("SELECT awa_internal.close(%s)", [second]) == "closed"
+    assert s.value('SELECT awa_internal."empty"(%s, true)', [second]) == "emptied"
+    assert s.sql("SELECT state FROM awa.job(%s)", [job]) == []
+    assert s.sql("SELECT state FROM awa.jobs WHERE job_id = %s", [job]) == []
+    assert retry(s, job) == [(None, "unknown", False)] or retry(s, job) == [(job, "unknown", False)]
+    assert claim(s) == []
+    assert s.sql("SELECT state FROM awa.complete(%s)", [[held]]) == [("completed",)]
