@@ -16,7 +16,6 @@ from harness.cluster import ROOT
 SOURCE = ROOT / "tests" / "model"
 BUILT = ROOT / "target" / "model"
 PROGRAMS = sorted((SOURCE / "programs").glob("*.jsonl"))
-OPEN = sorted((SOURCE / "programs" / "open").glob("*.jsonl"))
 
 
 def cargo(*arguments):
@@ -71,15 +70,8 @@ def test_program(any_cluster, model, program):
     run(model, any_cluster, "--program", program)
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("program", OPEN, ids=[p.stem for p in OPEN])
-@pytest.mark.xfail(strict=True, reason="found, not mended yet: move the program one folder up with the fix")
-def test_open_program(any_cluster, model, program):
-    run(model, any_cluster, "--program", program)
-
-
-@pytest.mark.xfail(strict=True, reason="awa.jobs does not look into dead letters; the driver lets this one difference pass")
 def test_the_list_of_jobs_has_the_error_of_a_failure_without_a_message(db):
+    """Found by seed 1, mended with the list's look into dead letters."""
     db.sql("SELECT awa.enqueue('q', max_attempts => 1)")
     db.sql("SELECT awa.fail(ARRAY(SELECT receipt FROM awa.claim('q')))")
     ((listed, by_id),) = db.sql("SELECT l.errors, j.errors FROM awa.jobs l, awa.job(l.job_id) j")

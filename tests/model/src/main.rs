@@ -132,7 +132,12 @@ fn main() {
     while let Some(arg) = args.next() {
         match arg.as_str() {
             "--dsn" => dsn = args.next(),
-            "--steps" => steps = args.next().and_then(|n| n.parse().ok()).unwrap_or_else(|| usage()),
+            "--steps" => {
+                steps = args
+                    .next()
+                    .and_then(|n| n.parse().ok())
+                    .unwrap_or_else(|| usage())
+            }
             "--no-shrink" => shrinks = false,
             "--program" => programs = true,
             _ => seeds.push(arg),

@@ -362,7 +362,11 @@ impl Model {
     /// COMMIT of a transaction that failed rolls back.
     pub fn commit(&mut self, s: usize) {
         let session = std::mem::take(&mut self.sessions[s]);
-        let status = if session.failed { Status::Aborted } else { Status::Committed };
+        let status = if session.failed {
+            Status::Aborted
+        } else {
+            Status::Committed
+        };
         self.set_all(&session.levels, status);
     }
 
@@ -427,7 +431,13 @@ impl Model {
     // ------------------------------------------------------------ producers
 
     /// Jobs that one statement enqueued; `due` is when, where that is in the future. In lane order.
-    pub fn enqueue(&mut self, s: usize, jobs: &[(Spec, i64)], when: When, run_at: &[Option<Micros>]) -> Res<()> {
+    pub fn enqueue(
+        &mut self,
+        s: usize,
+        jobs: &[(Spec, i64)],
+        when: When,
+        run_at: &[Option<Micros>],
+    ) -> Res<()> {
         self.statement(s, |m, xid| {
             let mut ids: BTreeSet<i64> = m.jobs.values().map(|j| j.id).collect();
             let mut ready = Vec::new();
@@ -526,6 +536,7 @@ impl Model {
     }
 
     /// Checks what a claim returned and takes it over.
+    #[allow(clippy::too_many_arguments)] // a call with its answer
     pub fn claim(
         &mut self,
         s: usize,
@@ -544,7 +555,9 @@ impl Model {
             let mine: Vec<&ClaimRow> = rows.iter().filter(|r| r.queue == self.queues[q].name).collect();
             // Shares are rounded up; who comes last gets what is left.
             let rounded = (n + queues.len() as i64 - 1) / queues.len() as i64;
-            let share = (n - (queues.len() as i64 - 1) * rounded).max(0).min(free.len() as i64) as usize;
+            let share = (n - (queues.len() as i64 - 1) * rounded)
+                .max(0)
+                .min(free.len() as i64) as usize;
             ensure!(
                 mine.len() >= share,
                 "queue {}: {} jobs were claimed, its share is {share}; free: {:?}",
@@ -562,13 +575,20 @@ impl Model {
                         self.tags(&free)
                     ));
                 };
-                ensure!(!entries.contains(&entry), "job {} was claimed twice in one call", row.tag);
+                ensure!(
+                    !entries.contains(&entry),
+                    "job {} was claimed twice in one call",
+                    row.tag
+                );
                 entries.push(entry);
             }
             self.check_order(q, &free, &entries)?;
             picked.extend(entries);
         }
-        ensure!(picked.len() == rows.len(), "rows of queues that were not asked for");
+        ensure!(
+            picked.len() == rows.len(),
+            "rows of queues that were not asked for"
+        );
         let want = (n.max(0) as usize).min(total);
         ensure!(
             rows.len() == want,
@@ -621,7 +641,9 @@ impl Model {
     /// Of each lane the first are taken, in order; of a less urgent lane nothing while a more urgent one has any.
     fn check_order(&self, queue: usize, free: &[usize], picked: &[usize]) -> Res<()> {
         let sharded = self.queues[queue].shards > 1;
-        let mut lanes: BTreeMap<(u8, Option<&str>), (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+        // What is free and what was picked, by lane.
+        type Lanes<'k> = BTreeMap<(u8, Option<&'k str>), (Vec<usize>, Vec<usize>)>;
+        let mut lanes = Lanes::new();
         for e in free {
             let (_, p, key) = self.lane(*e);
             lanes.entry((p, key)).or_default().0.push(*e);
@@ -645,9 +667,7 @@ impl Model {
         }
         let priority = |e: &usize| self.lane(*e).1;
         let last = picked.iter().map(priority).max().unwrap_or(0);
-        let left = free
-            .iter()
-            .find(|e| priority(e) < last && !picked.contains(e));
+        let left = free.iter().find(|e| priority(e) < last && !picked.contains(e));
         ensure!(
             left.is_none(),
             "a job of priority {last} was claimed while {:?} is free",
@@ -700,7 +720,8 @@ impl Model {
         receipts.iter().filter_map(|r| self.claim_of(*r)).any(|c| {
             self.sees(s, self.claims[c].xid)
                 && !self.entries[self.claims[c].entry].gone
-                && (self.ending_of(c, |x| self.others(s, x)).is_some() || self.is_requested(c, |x| self.others(s, x)))
+                && (self.ending_of(c, |x| self.others(s, x)).is_some()
+                    || self.is_requested(c, |x| self.others(s, x)))
         })
     }
 
@@ -714,7 +735,9 @@ impl Model {
         receipts
             .iter()
             .map(|r| {
-                let Some(c) = self.claim_of(*r) else { return Fate::Stale };
+                let Some(c) = self.claim_of(*r) else {
+                    return Fate::Stale;
+                };
                 let claim = &self.claims[c];
                 if !self.alive(claim.xid) || self.entries[claim.entry].gone {
                     return Fate::Stale;
@@ -741,7 +764,9 @@ impl Model {
             Verb::Snooze => Outcome::Snoozed,
             Verb::Release => Outcome::Released,
             Verb::CancelClaimed => Outcome::Cancelled,
-            Verb::Fail if what.permanent || entry.attempt >= self.jobs[&entry.job].max_attempts => Outcome::Failed,
+            Verb::Fail if what.permanent || entry.attempt >= self.jobs[&entry.job].max_attempts => {
+                Outcome::Failed
+            }
             Verb::Fail => Outcome::Retried,
         }
     }
@@ -766,7 +791,12 @@ impl Model {
     ) -> Res<()> {
         let fates = self.fates(s, receipts, what);
         if let Some(rows) = rows {
-            ensure!(rows.len() == receipts.len(), "{} rows for {} receipts", rows.len(), receipts.len());
+            ensure!(
+                rows.len() == receipts.len(),
+                "{} rows for {} receipts",
+                rows.len(),
+                receipts.len()
+            );
             for ((row, receipt), fate) in rows.iter().zip(receipts).zip(&fates) {
                 ensure!(row.receipt == *receipt, "rows are not in input order");
                 let (state, changed) = match fate {
@@ -775,7 +805,9 @@ impl Model {
                     Fate::Stale => ("stale", false),
                     Fate::Unknown => ("unknown", false),
                 };
-                let entry = self.claim_of(*receipt).map(|c| &self.entries[self.claims[c].entry]);
+                let entry = self
+                    .claim_of(*receipt)
+                    .map(|c| &self.entries[self.claims[c].entry]);
                 let job = entry.map(|e| (self.jobs[&e.job].id, e.attempt));
                 ensure!(
                     (row.state.as_str(), row.changed) == (state, changed),
@@ -823,7 +855,9 @@ impl Model {
                 }
             }
             for entry in released {
-                let Entry { job, attempt, errors, .. } = m.entries[entry].clone();
+                let Entry {
+                    job, attempt, errors, ..
+                } = m.entries[entry].clone();
                 m.append(job, attempt, errors, xid);
             }
             for (queue, receipts) in late {
@@ -894,17 +928,21 @@ impl Model {
 
     /// When the lease of a claim ends; with what open transactions say where `dirty`.
     fn lease_until(&self, claim: usize, counts: impl Fn(Xid) -> bool) -> Micros {
-        let beats = self.heartbeats.iter().filter(|h| h.claim == claim && counts(h.xid));
+        let beats = self
+            .heartbeats
+            .iter()
+            .filter(|h| h.claim == claim && counts(h.xid));
         beats.map(|h| h.until).fold(self.claims[claim].expires, i64::max)
     }
 
     /// Another transaction's heartbeat or ending of one of these is under way.
     pub fn is_touched_by_others(&self, s: usize, receipts: &[i64]) -> bool {
         self.would_wait(s, receipts)
-            || receipts
-                .iter()
-                .filter_map(|r| self.claim_of(*r))
-                .any(|c| self.heartbeats.iter().any(|h| h.claim == c && self.others(s, h.xid)))
+            || receipts.iter().filter_map(|r| self.claim_of(*r)).any(|c| {
+                self.heartbeats
+                    .iter()
+                    .any(|h| h.claim == c && self.others(s, h.xid))
+            })
     }
 
     pub fn heartbeat(
@@ -915,7 +953,12 @@ impl Model {
         rows: &[(i64, String, Option<Micros>)],
         when: When,
     ) -> Res<()> {
-        ensure!(rows.len() == receipts.len(), "{} rows for {} receipts", rows.len(), receipts.len());
+        ensure!(
+            rows.len() == receipts.len(),
+            "{} rows for {} receipts",
+            rows.len(),
+            receipts.len()
+        );
         self.statement(s, |m, xid| {
             for (receipt, (got, status, until)) in receipts.iter().zip(rows) {
                 ensure!(receipt == got, "rows are not in input order");
@@ -1011,7 +1054,10 @@ impl Model {
         seen: &BTreeMap<Tag, (Seen, Option<Micros>)>,
     ) -> Res<()> {
         let n = self.end_leases(s, when, |m, c| Some(m.claims[c].worker == worker), seen)?;
-        ensure!(n == returned, "expire_leases ended {returned} attempts, expected {n}");
+        ensure!(
+            n == returned,
+            "expire_leases ended {returned} attempts, expected {n}"
+        );
         Ok(())
     }
 
@@ -1024,7 +1070,10 @@ impl Model {
             if e.job != tag || !self.sees(s, e.xid) {
                 return None;
             }
-            let claim = self.claims_of(i).find(|(_, c)| self.sees(s, c.xid)).map(|(c, _)| c);
+            let claim = self
+                .claims_of(i)
+                .find(|(_, c)| self.sees(s, c.xid))
+                .map(|(c, _)| c);
             let ending = claim.and_then(|c| self.ending_of(c, |x| self.sees(s, x)));
             (!ending.is_some_and(|e| e.outcome.moves_on())).then_some((i, claim, ending))
         });
@@ -1033,15 +1082,15 @@ impl Model {
     }
 
     fn waits(&self, s: usize, tag: Tag) -> Option<usize> {
-        self.deferred.iter().position(|d| {
-            d.job == tag && self.sees(s, d.xid) && !d.removed.iter().any(|x| self.sees(s, *x))
-        })
+        self.deferred
+            .iter()
+            .position(|d| d.job == tag && self.sees(s, d.xid) && !d.removed.iter().any(|x| self.sees(s, *x)))
     }
 
     fn letter(&self, s: usize, tag: Tag) -> Option<usize> {
-        self.dead.iter().position(|d| {
-            d.job == tag && self.sees(s, d.xid) && !d.removed.iter().any(|x| self.sees(s, *x))
-        })
+        self.dead
+            .iter()
+            .position(|d| d.job == tag && self.sees(s, d.xid) && !d.removed.iter().any(|x| self.sees(s, *x)))
     }
 
     /// Whether cancel (or retry, where it would touch a job that is ready) waits for another transaction.
@@ -1058,7 +1107,8 @@ impl Model {
                     retry != Some(false) && self.claims_of(i).any(|(_, c)| self.others(s, c.xid))
                 }
                 Some((_, Some(c), None)) if retry.is_none() => {
-                    self.ending_of(c, |x| self.others(s, x)).is_some() || self.is_requested(c, |x| self.others(s, x))
+                    self.ending_of(c, |x| self.others(s, x)).is_some()
+                        || self.is_requested(c, |x| self.others(s, x))
                 }
                 _ => false,
             }
@@ -1158,7 +1208,11 @@ impl Model {
                         m.deferred[d].removed.push(xid);
                         (m.deferred[d].run_at, m.deferred[d].clone())
                     };
-                    let state = if later.is_some() && d.retryable { "retryable" } else { word };
+                    let state = if later.is_some() && d.retryable {
+                        "retryable"
+                    } else {
+                        word
+                    };
                     m.answer(*tag, row, state, true)?;
                     waiting.push((run_at, m.jobs[tag].id, (*tag, d.attempt, d.errors, d.retryable)));
                     continue;
@@ -1228,7 +1282,12 @@ impl Model {
     // ------------------------------------------------------------ maintenance
 
     /// CALL awa.maintain(): rescue, promotion, expiry of dead letters. `seen`: all jobs right after it.
-    pub fn maintain(&mut self, s: usize, when: When, seen: &BTreeMap<Tag, (Seen, Option<Micros>)>) -> Res<()> {
+    pub fn maintain(
+        &mut self,
+        s: usize,
+        when: When,
+        seen: &BTreeMap<Tag, (Seen, Option<Micros>)>,
+    ) -> Res<()> {
         let over = |m: &Model, c: usize| {
             // An open transaction may have extended it.
             let until = m.lease_until(c, |x| m.alive(x));
@@ -1352,19 +1411,40 @@ impl Model {
         use Outcome::*;
         let of = |tag: Tag| self.jobs[&tag].spec.queue == queue;
         let mut n: BTreeMap<&'static str, i64> = [
-            "ready", "scheduled", "retryable", "blocked", "waiting", "running", "completed", "failed", "cancelled",
-            "enqueued_total", "completed_total", "failed_total", "retried_total", "rescued_total", "stale_total",
+            "ready",
+            "scheduled",
+            "retryable",
+            "blocked",
+            "waiting",
+            "running",
+            "completed",
+            "failed",
+            "cancelled",
+            "enqueued_total",
+            "completed_total",
+            "failed_total",
+            "retried_total",
+            "rescued_total",
+            "stale_total",
         ]
         .into_iter()
         .map(|c| (c, 0))
         .collect();
         let mut add = |column: &'static str, by: i64| *n.entry(column).or_insert(0) += by;
-        for job in self.jobs.values().filter(|j| j.spec.queue == queue && self.sees(s, j.xid)) {
+        for job in self
+            .jobs
+            .values()
+            .filter(|j| j.spec.queue == queue && self.sees(s, j.xid))
+        {
             let _ = job;
             add("enqueued_total", 1);
         }
         for (i, e) in self.entries.iter().enumerate() {
-            if of(e.job) && !e.gone && self.sees(s, e.xid) && !self.claims_of(i).any(|(_, c)| self.sees(s, c.xid)) {
+            if of(e.job)
+                && !e.gone
+                && self.sees(s, e.xid)
+                && !self.claims_of(i).any(|(_, c)| self.sees(s, c.xid))
+            {
                 add("ready", 1);
             }
         }
@@ -1475,7 +1555,12 @@ mod tests {
         let mut m = Model::new(2);
         enqueued(&mut m, 0, &[1, 2, 3], 0);
         assert!(claimed(&mut m.clone(), 1, 0, 2, &[(1, 7, 1), (2, 8, 1)]).is_ok());
-        for wrong in [&[(2, 7, 1), (1, 8, 1)][..], &[(1, 7, 1)], &[(1, 7, 1), (1, 8, 1)], &[(1, 7, 2), (2, 8, 1)]] {
+        for wrong in [
+            &[(2, 7, 1), (1, 8, 1)][..],
+            &[(1, 7, 1)],
+            &[(1, 7, 1), (1, 8, 1)],
+            &[(1, 7, 2), (2, 8, 1)],
+        ] {
             assert!(claimed(&mut m.clone(), 1, 0, 2, wrong).is_err(), "{wrong:?}");
         }
     }
@@ -1488,12 +1573,18 @@ mod tests {
         claimed(&mut m, 0, 0, 1, &[(1, 7, 1)]).unwrap();
         m.savepoint(0);
         claimed(&mut m, 0, 0, 1, &[(2, 8, 1)]).unwrap();
-        assert_eq!((state(&m, 0, 2).as_str(), state(&m, 1, 2).as_str()), ("running", "ready"));
+        assert_eq!(
+            (state(&m, 0, 2).as_str(), state(&m, 1, 2).as_str()),
+            ("running", "ready")
+        );
         assert!(claimed(&mut m.clone(), 1, 0, 1, &[]).is_ok());
         m.rollback_to(0);
         claimed(&mut m, 1, 0, 9, &[(2, 9, 1)]).unwrap();
         m.commit(0);
-        assert_eq!((state(&m, 1, 1).as_str(), state(&m, 1, 2).as_str()), ("running", "running"));
+        assert_eq!(
+            (state(&m, 1, 1).as_str(), state(&m, 1, 2).as_str()),
+            ("running", "running")
+        );
         assert_eq!(m.receipts(&[(2, 0), (2, 1), (2, 2)]), [8, 9]);
     }
 
@@ -1526,19 +1617,29 @@ mod tests {
             };
             m.finish(0, &[receipt], &by(Verb::Fail), Some(&[row]), (0, 0))
         };
-        assert!(fail(&mut m.clone(), 7, 1, "retryable", Some(99 * SECOND)).is_err(), "too early");
+        assert!(
+            fail(&mut m.clone(), 7, 1, "retryable", Some(99 * SECOND)).is_err(),
+            "too early"
+        );
         assert!(fail(&mut m.clone(), 7, 1, "failed", None).is_err());
         fail(&mut m, 7, 1, "retryable", Some(100 * SECOND)).unwrap();
         assert_eq!(m.stats(0, 1)["retryable"], 1);
-        m.maintain(0, (100 * SECOND, 100 * SECOND), &BTreeMap::new()).unwrap();
+        m.maintain(0, (100 * SECOND, 100 * SECOND), &BTreeMap::new())
+            .unwrap();
         assert_eq!(m.free(0, 1).len(), 1);
         claimed(&mut m, 0, 1, 1, &[(1, 8, 2)]).unwrap();
         fail(&mut m, 8, 2, "failed", None).unwrap();
         let job = m.job(0, 1).unwrap();
         assert_eq!((job.state.as_str(), job.attempt, job.errors), ("failed", 2, 2));
         let stats = m.stats(0, 1);
-        assert_eq!((stats["failed"], stats["failed_total"], stats["retried_total"]), (1, 1, 1));
-        assert_eq!((stats["enqueued_total"], stats["running"], stats["ready"]), (1, 0, 0));
+        assert_eq!(
+            (stats["failed"], stats["failed_total"], stats["retried_total"]),
+            (1, 1, 1)
+        );
+        assert_eq!(
+            (stats["enqueued_total"], stats["running"], stats["ready"]),
+            (1, 0, 0)
+        );
     }
 
     #[test]
@@ -1547,7 +1648,10 @@ mod tests {
         enqueued(&mut m, 0, &[1], 0);
         claimed(&mut m, 0, 0, 1, &[(1, 7, 1)]).unwrap();
         m.finish(0, &[7], &by(Verb::Complete), None, (0, 0)).unwrap();
-        assert_eq!(m.fates(0, &[7], &by(Verb::Complete)), [Fate::Repeated(Outcome::Completed)]);
+        assert_eq!(
+            m.fates(0, &[7], &by(Verb::Complete)),
+            [Fate::Repeated(Outcome::Completed)]
+        );
         assert_eq!(m.fates(0, &[7], &by(Verb::Release)), [Fate::Stale]);
         let strict = Finish {
             strict: true,
@@ -1566,9 +1670,13 @@ mod tests {
         claimed(&mut m, 0, 0, 1, &[(1, receipt, 1)]).unwrap();
         assert!(m.emptied(3).is_err());
         assert!(m.emptied(2).is_ok());
-        m.finish(0, &[receipt], &by(Verb::Complete), None, (0, 0)).unwrap();
+        m.finish(0, &[receipt], &by(Verb::Complete), None, (0, 0))
+            .unwrap();
         m.emptied(3).unwrap();
         assert_eq!(state(&m, 0, 1), "none");
-        assert_eq!((m.stats(0, 0)["completed"], m.stats(0, 0)["completed_total"]), (0, 1));
+        assert_eq!(
+            (m.stats(0, 0)["completed"], m.stats(0, 0)["completed_total"]),
+            (0, 1)
+        );
     }
 }

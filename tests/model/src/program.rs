@@ -38,20 +38,50 @@ pub struct Spec {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Step {
-    Begin { s: usize, repeatable: bool },
-    Commit { s: usize },
-    Rollback { s: usize },
-    Savepoint { s: usize },
+    Begin {
+        s: usize,
+        repeatable: bool,
+    },
+    Commit {
+        s: usize,
+    },
+    Rollback {
+        s: usize,
+    },
+    Savepoint {
+        s: usize,
+    },
     /// To the newest savepoint.
-    RollbackTo { s: usize },
-    ReleaseSavepoint { s: usize },
+    RollbackTo {
+        s: usize,
+    },
+    ReleaseSavepoint {
+        s: usize,
+    },
     /// A new connection.
-    Reconnect { s: usize },
-    Enqueue { s: usize, job: Spec },
+    Reconnect {
+        s: usize,
+    },
+    Enqueue {
+        s: usize,
+        job: Spec,
+    },
     /// All like the first, but for its tag and key.
-    Batch { s: usize, jobs: Vec<Spec> },
-    Jobs { s: usize, jobs: Vec<Spec> },
-    Claim { s: usize, queues: Vec<usize>, n: i64, lease: Option<i64>, worker: String },
+    Batch {
+        s: usize,
+        jobs: Vec<Spec>,
+    },
+    Jobs {
+        s: usize,
+        jobs: Vec<Spec>,
+    },
+    Claim {
+        s: usize,
+        queues: Vec<usize>,
+        n: i64,
+        lease: Option<i64>,
+        worker: String,
+    },
     Finish {
         s: usize,
         verb: Verb,
@@ -62,20 +92,61 @@ pub enum Step {
         /// retry_in of a failure, delay of a snooze; seconds.
         delay: Option<i64>,
     },
-    CompleteAndClaim { s: usize, receipts: Vec<Held>, strict: bool, queues: Vec<usize>, n: i64 },
-    Heartbeat { s: usize, receipts: Vec<Held>, lease: Option<i64> },
-    ExpireLeases { s: usize, worker: String },
-    Cancel { s: usize, jobs: Vec<Tag>, reason: bool },
+    CompleteAndClaim {
+        s: usize,
+        receipts: Vec<Held>,
+        strict: bool,
+        queues: Vec<usize>,
+        n: i64,
+    },
+    Heartbeat {
+        s: usize,
+        receipts: Vec<Held>,
+        lease: Option<i64>,
+    },
+    ExpireLeases {
+        s: usize,
+        worker: String,
+    },
+    Cancel {
+        s: usize,
+        jobs: Vec<Tag>,
+        reason: bool,
+    },
     /// `run_in`: run_at so many seconds ahead.
-    Retry { s: usize, jobs: Vec<Tag>, run_in: Option<i64> },
-    Pause { s: usize, queue: usize },
-    Resume { s: usize, queue: usize },
+    Retry {
+        s: usize,
+        jobs: Vec<Tag>,
+        run_in: Option<i64>,
+    },
+    Pause {
+        s: usize,
+        queue: usize,
+    },
+    Resume {
+        s: usize,
+        queue: usize,
+    },
     /// The clock of all sessions, in seconds.
-    Forward { by: i64 },
-    Maintain { s: usize },
-    Seal { s: usize },
-    Close { s: usize, slot: u8 },
-    Empty { s: usize, slot: u8 },
+    Forward {
+        by: i64,
+    },
+    Maintain {
+        s: usize,
+    },
+    Seal {
+        s: usize,
+    },
+    Close {
+        s: usize,
+        slot: u8,
+    },
+    Empty {
+        s: usize,
+        slot: u8,
+    },
     /// Compares everything as the session sees it.
-    Check { s: usize },
+    Check {
+        s: usize,
+    },
 }

@@ -58,7 +58,9 @@ impl Generator {
             queue,
             priority: r.maybe(30, |r| r.of(&[1, 2, 3, 4])),
             max_attempts: r.maybe(30, |r| r.of(&[1, 2, 3])),
-            key: r.maybe(if sharded { 80 } else { 20 }, |r| r.of(&["a", "b", "c", "ä 'x'"]).to_string()),
+            key: r.maybe(if sharded { 80 } else { 20 }, |r| {
+                r.of(&["a", "b", "c", "ä 'x'"]).to_string()
+            }),
             run_in: r.maybe(20, |r| r.of(&[-100, 30, 50, 100, 1000, 50_000])),
             run_at: r.chance(50),
         }
@@ -129,11 +131,20 @@ impl Generator {
         let queue = self.random.below(n);
         let sharded = driver.model.queues[queue].shards > 1;
         match self.random.below(1000) {
-            0..=69 => Step::Begin { s, repeatable: self.random.chance(25) },
-            70..=159 => Step::Enqueue { s, job: self.spec(queue, sharded) },
+            0..=69 => Step::Begin {
+                s,
+                repeatable: self.random.chance(25),
+            },
+            70..=159 => Step::Enqueue {
+                s,
+                job: self.spec(queue, sharded),
+            },
             160..=229 => {
                 let n = 1 + self.random.below(12);
-                Step::Batch { s, jobs: (0..n).map(|_| self.spec(queue, sharded)).collect() }
+                Step::Batch {
+                    s,
+                    jobs: (0..n).map(|_| self.spec(queue, sharded)).collect(),
+                }
             }
             230..=269 => {
                 let k = 1 + self.random.below(8);
@@ -181,19 +192,38 @@ impl Generator {
                 receipts: self.held(driver),
                 lease: self.random.maybe(60, |r| r.of(&[10, 100, 1000, 10_000])),
             },
-            780..=789 => Step::ExpireLeases { s, worker: self.random.of(&WORKERS).to_string() },
-            790..=819 => Step::Cancel { s, jobs: self.jobs(driver), reason: self.random.chance(50) },
-            820..=849 => Step::Retry { s, jobs: self.jobs(driver), run_in: self.random.maybe(30, |r| r.of(&[-10, 60, 900])) },
+            780..=789 => Step::ExpireLeases {
+                s,
+                worker: self.random.of(&WORKERS).to_string(),
+            },
+            790..=819 => Step::Cancel {
+                s,
+                jobs: self.jobs(driver),
+                reason: self.random.chance(50),
+            },
+            820..=849 => Step::Retry {
+                s,
+                jobs: self.jobs(driver),
+                run_in: self.random.maybe(30, |r| r.of(&[-10, 60, 900])),
+            },
             850..=857 => Step::Pause { s, queue },
             858..=871 => match (0..n).find(|q| driver.model.paused[*q]) {
                 Some(queue) => Step::Resume { s, queue },
                 None => Step::Check { s },
             },
-            872..=886 => Step::Forward { by: self.random.of(&[15, 70, 400, 4000, 20_000]) },
+            872..=886 => Step::Forward {
+                by: self.random.of(&[15, 70, 400, 4000, 20_000]),
+            },
             887..=921 => Step::Maintain { s },
             922..=939 => Step::Seal { s },
-            940..=954 => Step::Close { s, slot: self.random.below(4) as u8 },
-            955..=969 => Step::Empty { s, slot: self.random.below(4) as u8 },
+            940..=954 => Step::Close {
+                s,
+                slot: self.random.below(4) as u8,
+            },
+            955..=969 => Step::Empty {
+                s,
+                slot: self.random.below(4) as u8,
+            },
             970..=977 => Step::Reconnect { s },
             _ => Step::Check { s },
         }

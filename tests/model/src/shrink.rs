@@ -6,7 +6,7 @@ use crate::{Failure, Server};
 use std::time::{Duration, Instant};
 
 /// How long shorter programs are tried.
-const LONGEST: Duration = Duration::from_secs(120);
+const LONGEST: Duration = Duration::from_secs(40);
 
 pub fn shrink(server: &Server, failure: Failure) -> Failure {
     let mut best = failure;
@@ -72,11 +72,39 @@ fn smaller(step: &Step) -> Vec<Step> {
     match step.clone() {
         Step::Batch { s, jobs } => without(&jobs).map(|jobs| Step::Batch { s, jobs }).collect(),
         Step::Jobs { s, jobs } => without(&jobs).map(|jobs| Step::Jobs { s, jobs }).collect(),
-        Step::Finish { s, verb, receipts, strict, reason, permanent, delay } => without(&receipts)
-            .map(|receipts| Step::Finish { s, verb, receipts, strict, reason, permanent, delay })
+        Step::Finish {
+            s,
+            verb,
+            receipts,
+            strict,
+            reason,
+            permanent,
+            delay,
+        } => without(&receipts)
+            .map(|receipts| Step::Finish {
+                s,
+                verb,
+                receipts,
+                strict,
+                reason,
+                permanent,
+                delay,
+            })
             .collect(),
-        Step::CompleteAndClaim { s, receipts, strict, queues, n } => without(&receipts)
-            .map(|receipts| Step::CompleteAndClaim { s, receipts, strict, queues: queues.clone(), n })
+        Step::CompleteAndClaim {
+            s,
+            receipts,
+            strict,
+            queues,
+            n,
+        } => without(&receipts)
+            .map(|receipts| Step::CompleteAndClaim {
+                s,
+                receipts,
+                strict,
+                queues: queues.clone(),
+                n,
+            })
             .collect(),
         Step::Begin { s, repeatable: true } => vec![Step::Begin { s, repeatable: false }],
         _ => Vec::new(),
