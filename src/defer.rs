@@ -228,7 +228,7 @@ thread_local! {
     /// Jobs that could not be promoted, and until when they are left alone.
     static BAD: RefCell<Vec<(i64, i64)>> = const { RefCell::new(Vec::new()) };
     /// The first job of the batch under way.
-    static FIRST: Cell<i64> = const { Cell::new(0) };
+    static FIRST: Cell<Option<i64>> = const { Cell::new(None) };
 }
 
 pub fn forget() {
@@ -245,20 +245,26 @@ pub fn promote() -> Result<Progress> {
     BAD.with(|b| b.borrow_mut().retain(|(_, until)| *until > now));
     let full = now - LOOKED_AT.get() >= FULL_LOOK || now < LOOKED_AT.get();
     let from = if full { LONG_AGO } else { STOPPED_AT.get() };
+    // What keeps everybody from working is no row's fault.
+    ring::view_for_write()?;
     let mut limit = BATCH;
     let mut done = 0;
     let mut last = false;
     while done < BATCH && !last {
+        FIRST.set(None);
         match subxact::attempt(|| promote_batch(&tables, from, now, limit)) {
             Ok(n) => {
                 done += n;
                 last = n < limit;
             }
-            Err(_) if limit > 1 => limit = (limit / 8).max(1),
-            Err(why) => {
-                set_aside(FIRST.get(), &why, now);
-                limit = BATCH;
-            }
+            Err(_) if limit > 1 && FIRST.get().is_some() => limit = (limit / 8).max(1),
+            Err(why) => match FIRST.get() {
+                Some(job_id) => {
+                    set_aside(job_id, &why, now);
+                    limit = BATCH;
+                }
+                None => return Err(Error::Internal(format!("promotion: {why}"))),
+            },
         }
     }
     if full && last {
@@ -329,7 +335,11 @@ fn promote_batch(tables: &Tables, from: i64, now: i64, limit: i64) -> Result<i64
                     ),
                     (crate::pg::table::INT8, limit.into()),
                 ],
-                |rows| fold_promoted(&view, rows.iter().map(|r| read_row(&r)).collect()),
+                |rows| {
+                    // Known before anything of a row is brought inline, which may be what fails.
+                    FIRST.set(rows.iter().map(|r| r.i64(1)).next());
+                    fold_promoted(&view, rows.iter().map(|r| read_row(&r)).collect())
+                },
             )
         })
     });
@@ -357,7 +367,6 @@ pub fn fold_promoted(view: &View, mut jobs: Vec<Deferred>) -> Result<i64> {
         return Ok(0);
     }
     jobs.sort_by_key(|j| (j.run_at, j.job_id));
-    FIRST.set(jobs[0].job_id);
     let mut by_lane: BTreeMap<LaneId, Vec<Entry>> = BTreeMap::new();
     for job in &jobs {
         by_lane

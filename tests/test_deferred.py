@@ -284,3 +284,20 @@ def test_a_checkpoint_goes_along_to_the_next_attempt(s, verb):
         s.clock.forward(1)
         maintain(s)
     assert s.value("SELECT checkpoint->>'n' FROM awa.claim('q')") == "1.50"
+
+
+def test_a_promotion_that_nobody_can_do_fails_as_a_duty_and_ends(any_db):
+    """What keeps every row from being promoted (the ring's lock, here) is not taken for a fault of rows, one after the other."""
+    s, holder, other = any_db.session(), any_db.session(), any_db.session()
+    s.sql("SELECT awa.enqueue('q', run_in => '1 s')")
+    holder.sql("BEGIN")
+    holder.sql("SELECT awa_internal.seal()")  # holds the ring's lock to its end
+    said = []
+    other.connection.add_notice_handler(lambda d: said.append(d.message_primary))
+    other.sql("SET statement_timeout = '20s'")
+    other.sql("SET awa_queue.clock_offset = 5000")
+    other.sql("CALL awa.maintain()")
+    assert any('duty "promote" failed' in line for line in said) and not any("is due and can not" in line for line in said)
+    holder.sql("COMMIT")
+    other.sql("CALL awa.maintain()")
+    assert [r[1] for r in claim(s)] != []

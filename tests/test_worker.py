@@ -211,7 +211,7 @@ def test_slots_are_sealed_closed_and_emptied(wdb):
     wait_until(lambda: states(wdb).get(0) == "e", 30, "slot 0 to be emptied")
     assert wdb.value("SELECT count(*) FROM awa_internal.ready") == 0
     wait_until(lambda: duty(wdb, "ring", "done"), what="the duty to be noted")
-    assert wdb.row("SELECT done > 0, failures, last_done IS NOT NULL FROM awa_internal.duties WHERE duty = 'seal'") == (
+    assert wdb.row("SELECT done > 0, failures, last_done IS NOT NULL FROM awa_internal.duties WHERE duty = 'ring'") == (
         True, 0, True)
     # An empty current slot is left alone.
     assert list(states(wdb).values()).count("o") == 1
