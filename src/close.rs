@@ -538,7 +538,10 @@ fn append_closures(
     for row in rows {
         row.enter_rest(&slot.closures, &slot.closure_indexes, &closures::BY_CLAIM);
     }
-    counts::add(&ring::tables()?, claim.lane.queue_id(), Counted::Stale, stale)
+    if stale > 0 {
+        counts::add(&ring::tables()?, claim.lane.queue_id(), Counted::Stale, stale)?;
+    }
+    Ok(())
 }
 
 pub fn closure_row(
