@@ -1307,7 +1307,7 @@ def test_rule_21_complete_and_claim_with_and_without_strict(db):
     got = s.sql("SELECT args FROM awa.complete_and_claim(%s::int8[], ARRAY['q'], 3)", [receipts])
     assert got == [(2,), (3,), (4,)]
     assert db.value("SELECT sum(n) FROM awa_internal.closures WHERE outcome = 'c'") == 1
-    assert db.value("SELECT sum(n) FROM awa_internal.closures WHERE outcome = 's'") == 1
+    assert db.value("SELECT stale_total FROM awa.queue_stats WHERE queue = 'q'") == 1
 
 
 @pytest.mark.parametrize("verb", ["claim", "complete_and_claim"])
