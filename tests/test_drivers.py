@@ -186,7 +186,7 @@ def test_psycopg_errors(call):
     call.fails("22023", "SELECT awa.claim(%s, %s)", "q", -1)
     call.fails("54000", "SELECT awa.enqueue(%s)", "q" * 201)
     call.fails("42704", "SELECT awa.pause_queue(%s)", "missing")
-    call.fails("0A000", "SELECT awa.fail(%s, %s)", [1], "error")
+    call.fails("0A000", "SELECT awa.park(%s)", 1)
     call.fails("0A000", "SELECT awa.enqueue(%s, unique_key => %s)", "q", "k")
     call.fails("55000", "SELECT awa.complete(%s, strict => %s)", [1], True)
     with call.connection.transaction():

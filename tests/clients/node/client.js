@@ -103,7 +103,7 @@ const checks = {
     await fails(db.query('SELECT awa.claim($1, $2)', ['q', -1]), '22023');
     await fails(db.query('SELECT awa.enqueue($1)', ['q'.repeat(201)]), '54000');
     await fails(db.query('SELECT awa.pause_queue($1)', ['node.missing']), '42704');
-    await fails(db.query('SELECT awa.fail($1, $2)', [[1], 'error']), '0A000');
+    await fails(db.query('SELECT awa.park($1)', [1]), '0A000');
     await fails(db.query('SELECT awa.enqueue($1, unique_key => $2)', ['q', 'k']), '0A000');
     await fails(db.query('SELECT awa.complete($1, strict => $2)', [['1'], true]), '55000');
     await db.query('BEGIN');

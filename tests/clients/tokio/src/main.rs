@@ -247,7 +247,7 @@ async fn errors(db: &Client) {
     fails(db, "SELECT awa.claim($1, $2)", &[&"q", &-1i64], "22023").await;
     fails(db, "SELECT awa.enqueue($1)", &[&"q".repeat(201)], "54000").await;
     fails(db, "SELECT awa.pause_queue($1)", &[&"tokio.missing"], "42704").await;
-    fails(db, "SELECT awa.fail($1, $2)", &[&vec![1i64], &"error"], "0A000").await;
+    fails(db, "SELECT awa.park($1)", &[&1i64], "0A000").await;
     fails(
         db,
         "SELECT awa.enqueue($1, unique_key => $2)",
