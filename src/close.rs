@@ -66,7 +66,7 @@ impl Verb {
             Outcome::LeaseFailed | Outcome::Rescued => self == Verb::Rescue,
             Outcome::Released => self == Verb::Release,
             Outcome::Snoozed => self == Verb::Snooze,
-            Outcome::Stale | Outcome::CancelRequested | Outcome::BroughtBack => false,
+            Outcome::CancelRequested | Outcome::BroughtBack => false,
         }
     }
 }
@@ -450,7 +450,7 @@ fn read_closures(slot: &CloseSlot, g: &Group, claim: &Claim, wait: bool) -> std:
         let Some(outcome) = Outcome::of(scan.char(closures::OUTCOME)) else {
             continue;
         };
-        if matches!(outcome, Outcome::Stale | Outcome::BroughtBack) {
+        if outcome == Outcome::BroughtBack {
             continue;
         }
         let bits = Bits::of(scan.bytes(closures::WHICH).as_deref());

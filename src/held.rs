@@ -144,7 +144,7 @@ impl Looker {
             };
             let bits = Bits::of(scan.bytes(closures::WHICH).as_deref());
             match outcome {
-                Outcome::Stale | Outcome::BroughtBack => {}
+                Outcome::BroughtBack => {}
                 Outcome::CancelRequested if committed => e.cancel_requested.add(&bits),
                 Outcome::CancelRequested => {}
                 _ if committed => e.ended.add(&bits),

@@ -124,8 +124,6 @@ pub enum Outcome {
     Rescued,
     /// Put off; the attempt does not count.
     Snoozed,
-    /// No ending: a late finish that was refused, noted for the count.
-    Stale,
     /// No ending: somebody asked to cancel it.
     CancelRequested,
     /// No ending: a job that had failed or was cancelled was brought back and lives in another entry.
@@ -133,7 +131,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    pub const ALL: [Outcome; 12] = [
+    pub const ALL: [Outcome; 11] = [
         Outcome::Completed,
         Outcome::Cancelled,
         Outcome::CancelledOnRequest,
@@ -143,7 +141,6 @@ impl Outcome {
         Outcome::Retried,
         Outcome::Rescued,
         Outcome::Snoozed,
-        Outcome::Stale,
         Outcome::CancelRequested,
         Outcome::BroughtBack,
     ];
@@ -159,7 +156,6 @@ impl Outcome {
             Outcome::Retried => b't',
             Outcome::Rescued => b'l',
             Outcome::Snoozed => b'z',
-            Outcome::Stale => b's',
             Outcome::CancelRequested => b'q',
             Outcome::BroughtBack => b'b',
         }
@@ -171,10 +167,7 @@ impl Outcome {
 
     /// Whether the attempt is over.
     pub fn ends(self) -> bool {
-        !matches!(
-            self,
-            Outcome::Stale | Outcome::CancelRequested | Outcome::BroughtBack
-        )
+        !matches!(self, Outcome::CancelRequested | Outcome::BroughtBack)
     }
 
     /// Whether the job lives on elsewhere: in another entry or in `deferred`.
@@ -194,7 +187,6 @@ impl Outcome {
             Outcome::Released | Outcome::BroughtBack => "ready",
             Outcome::Retried | Outcome::Rescued => "retryable",
             Outcome::Snoozed => "scheduled",
-            Outcome::Stale => "stale",
             Outcome::CancelRequested => "running",
         }
     }

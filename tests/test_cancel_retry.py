@@ -6,20 +6,12 @@ The clock is set (awa_queue.clock_offset, milliseconds), nobody sleeps.
 import psycopg
 import pytest
 
+from harness.clock import Clock
+
 
 @pytest.fixture(params=["plain", "preload"])
 def any_db(request):
     return request.getfixturevalue("db" if request.param == "plain" else "preload_db")
-
-
-class Clock:
-    def __init__(self, session):
-        self.session = session
-        self.offset = 0
-
-    def forward(self, seconds):
-        self.offset += int(seconds * 1000)
-        self.session.sql(f"SET awa_queue.clock_offset = {self.offset}")
 
 
 @pytest.fixture

@@ -18,23 +18,10 @@ pub fn as_owner_of<R>(rel: Oid, body: impl FnOnce() -> R) -> R {
                 | pg_sys::SECURITY_LOCAL_USERID_CHANGE as i32
                 | pg_sys::SECURITY_RESTRICTED_OPERATION as i32,
         );
-        let level = pg_sys::NewGUCNestLevel();
-        for (name, value) in [
+        nest_settings(&[
             (c"search_path", c"pg_catalog, pg_temp"),
             (c"row_security", c"off"),
-        ] {
-            pg_sys::set_config_option(
-                name.as_ptr(),
-                value.as_ptr(),
-                pg_sys::GucContext::PGC_USERSET,
-                pg_sys::GucSource::PGC_S_SESSION,
-                pg_sys::GucAction::GUC_ACTION_SAVE,
-                true,
-                0,
-                false,
-            );
-        }
-        level
+        ])
     };
     let result = body();
     // SAFETY: level and user are those saved above.
@@ -47,13 +34,27 @@ pub fn as_owner_of<R>(rel: Oid, body: impl FnOnce() -> R) -> R {
 
 /// Runs `body` with plans that go by an index whatever the statistics say.
 pub fn with_plain_plans<R>(body: impl FnOnce() -> R) -> R {
-    // SAFETY: the settings made at this nest level are undone below, or by (sub)transaction abort.
-    let level = unsafe {
+    let level = nest_settings(&[
+        (c"enable_seqscan", c"off"),
+        (c"enable_bitmapscan", c"off"),
+        (c"jit", c"off"),
+    ]);
+    let result = body();
+    // SAFETY: level is the one made above.
+    unsafe { pg_sys::AtEOXact_GUC(false, level) };
+    result
+}
+
+/// Makes settings at a nest level of their own, which is returned: its caller undoes them by AtEOXact_GUC, or
+/// (sub)transaction abort does.
+fn nest_settings(settings: &[(&std::ffi::CStr, &std::ffi::CStr)]) -> i32 {
+    // SAFETY: names and values end with NUL and are copied.
+    unsafe {
         let level = pg_sys::NewGUCNestLevel();
-        for name in [c"enable_seqscan", c"enable_bitmapscan", c"jit"] {
+        for (name, value) in settings {
             pg_sys::set_config_option(
                 name.as_ptr(),
-                c"off".as_ptr(),
+                value.as_ptr(),
                 pg_sys::GucContext::PGC_USERSET,
                 pg_sys::GucSource::PGC_S_SESSION,
                 pg_sys::GucAction::GUC_ACTION_SAVE,
@@ -63,11 +64,7 @@ pub fn with_plain_plans<R>(body: impl FnOnce() -> R) -> R {
             );
         }
         level
-    };
-    let result = body();
-    // SAFETY: level is the one made above.
-    unsafe { pg_sys::AtEOXact_GUC(false, level) };
-    result
+    }
 }
 
 fn owner(rel: Oid) -> Oid {

@@ -276,7 +276,6 @@ pub(super) fn note_own() {
 
 /// Tells the worker of this database that something is due at once (or earlier than it knows). For commit
 /// callbacks too.
-#[allow(dead_code)] // until the first prompt duty
 pub fn wake_worker() {
     if let Some(entry) = OWN.get().filter(|e| e.database() == my_database()) {
         entry.calls.fetch_add(1, SeqCst);
