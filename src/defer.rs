@@ -260,10 +260,10 @@ pub fn promote() -> Result<Progress> {
             Err(_) if limit > 1 && FIRST.get().is_some() => limit = (limit / 8).max(1),
             Err(why) => match FIRST.get() {
                 Some(job_id) => {
-                    set_aside(job_id, &why, now);
+                    set_aside(job_id, &why.message, now);
                     limit = BATCH;
                 }
-                None => return Err(Error::Internal(format!("promotion: {why}"))),
+                None => return Err(Error::Internal(format!("promotion: {}", why.message))),
             },
         }
     }

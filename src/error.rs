@@ -63,8 +63,6 @@ pub enum Error {
     Layout(String),
     /// What maintenance left out because somebody holds a lock.
     Skipped(String),
-    /// The caller's own cancel, handed on.
-    Cancelled,
     /// What must not happen: our bug.
     Internal(String),
 }
@@ -110,7 +108,6 @@ impl Error {
                 Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE
             }
             Error::Skipped(_) => Code::ERRCODE_LOCK_NOT_AVAILABLE,
-            Error::Cancelled => Code::ERRCODE_QUERY_CANCELED,
             Error::Layout(_) => Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Error::Internal(_) => Code::ERRCODE_INTERNAL_ERROR,
         }
@@ -153,7 +150,6 @@ impl Error {
                 "the loaded awa_queue library does not know this version of its tables".to_string()
             }
             Error::NotInstalled => "extension awa_queue is not installed in this database".to_string(),
-            Error::Cancelled => "canceling statement due to user request or timeout".to_string(),
             Error::Layout(what) | Error::Skipped(what) | Error::Internal(what) => what.clone(),
         }
     }
@@ -208,7 +204,6 @@ impl Error {
             }
             Error::NotInstalled => "CREATE EXTENSION awa_queue.".into(),
             Error::Skipped(_) => "It is tried again by itself.".into(),
-            Error::Cancelled => return None,
             Error::Layout(_) => "Restore the index or column, or reinstall the extension.".into(),
             Error::Internal(_) => "Please report this with the server log.".into(),
         })

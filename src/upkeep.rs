@@ -16,10 +16,12 @@ use crate::duty::Progress;
 use crate::error::{Error, Result};
 use crate::expiry;
 use crate::notify;
-use crate::pg::bgworker::{self, Caught};
+use crate::pg::bgworker;
+use crate::pg::caught::Caught;
 use crate::pg::command;
 use crate::pg::lock::{Class, Mode, TransactionLock};
 use crate::pg::roster;
+use crate::pg::subxact;
 use crate::pg::time::{self, SECOND};
 use crate::pg::vacuum;
 use crate::pg::warn;
@@ -272,7 +274,7 @@ pub fn run_all() -> Result<()> {
         let mut record = Record::default();
         for _ in 0..MOST_STEPS_OF_CALL {
             command::check_for_interrupts();
-            match bgworker::catch(|| raise(run_step(duty, false))) {
+            match subxact::attempt_step(|| run_step(duty, false)) {
                 Ok(Outcome::Ran(progress)) => {
                     command::commit_and_begin();
                     record.note(&Ok(progress), time::now(), 0);
@@ -284,9 +286,6 @@ pub fn run_all() -> Result<()> {
                     command::roll_back_and_begin();
                     break;
                 }
-                Err(e) if e.code == pgrx::PgSqlErrorCode::ERRCODE_QUERY_CANCELED => {
-                    return Err(Error::Cancelled);
-                }
                 Err(e) => {
                     command::roll_back_and_begin();
                     let hint = e.hint.clone().unwrap_or_else(|| REMEDY.to_string());
@@ -297,9 +296,9 @@ pub fn run_all() -> Result<()> {
             }
         }
         if record.dirty {
-            let written = bgworker::catch(|| {
+            let written = subxact::attempt_step(|| {
                 bgworker::set_settings(&STEP_SETTINGS, true);
-                raise(ring::tables().and_then(|t| record.write(&t, duty.name)));
+                record.write(&ring::tables()?, duty.name)
             });
             match written {
                 Ok(()) => command::commit_and_begin(),

@@ -283,6 +283,40 @@ def test_maintain_goes_on_after_a_failing_duty(db):
     assert s.sql("SELECT current_setting('lock_timeout'), current_setting('search_path')") == [("0", '"$user", public')]
 
 
+@pytest.mark.parametrize("table, duty_name", [("ring", "ring"), ("duties", None)])
+def test_maintain_goes_on_after_an_error_in_the_middle_of_a_statement(db, table, duty_name):
+    """An error inside a running statement left its snapshot behind, and the rollback of the procedure refused:
+    "portal snapshots (0) did not account for all active snapshots (1)"."""
+    db.sql("SELECT awa.create_queue('q', '{\"retention\": \"0 s\"}')")
+    use(db)
+    finish_all(db)
+    db.sql("SELECT awa_internal.seal()")
+    db.sql("SELECT awa_internal.close(0)")
+    db.sql("CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''no''; END'")
+    db.sql(f"CREATE TRIGGER fail BEFORE INSERT ON awa_internal.{table} FOR EACH ROW EXECUTE FUNCTION fail()")
+    s = db.session()
+    notices = []
+    s.connection.add_notice_handler(lambda d: notices.append(d.message_primary))
+    s.sql("CALL awa.maintain()")
+    if duty_name:
+        assert f'duty "{duty_name}" failed: no' in notices
+        assert duty(db, "ring", "failures") == 1
+    db.sql(f"DROP TRIGGER fail ON awa_internal.{table}")
+    wait_until(lambda: s.sql("CALL awa.maintain()") is not None and states(db).get(0) == "e", what="slot 0 to be emptied")
+
+
+def test_maintain_cancelled_while_it_notes_what_it_did(db):
+    """A cancel that meets the note of a duty ends the call all the same, and is what the caller is told."""
+    db.sql("CREATE FUNCTION nap() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); RETURN NEW; END'")
+    db.sql("CREATE TRIGGER nap BEFORE INSERT ON awa_internal.duties FOR EACH ROW EXECUTE FUNCTION nap()")
+    s = db.session()
+    pending = s.start("CALL awa.maintain()")
+    wait_until(lambda: (a := db.activity(s.pid)) and a[2] == "PgSleep", what="the note to be under way")
+    s.cancel()
+    assert isinstance(pending.error(), E.QueryCanceled)
+    assert s.sql("SELECT 1") == [(1,)]
+
+
 def test_maintain_is_ended_by_a_cancel(db):
     """A cancel of the caller is not taken for a duty that failed."""
     db.sql("SELECT awa.create_queue('q', '{\"retention\": \"0 s\"}')")

@@ -1,9 +1,9 @@
 //! Background processes: registering, starting, signals, waiting, and one transaction that can not take the
 //! process down.
 
+use super::caught::Caught;
 use super::roster::{self, Entry};
 use pgrx::pg_sys;
-use pgrx::pg_sys::panic::CaughtError;
 use std::cell::Cell;
 use std::ffi::{c_char, CString};
 use std::panic::AssertUnwindSafe;
@@ -226,31 +226,9 @@ pub fn flush_statistics() {
     }
 }
 
-/// An error that was caught: what it said.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Caught {
-    pub message: String,
-    pub detail: Option<String>,
-    pub hint: Option<String>,
-    pub code: pgrx::PgSqlErrorCode,
-}
-
-impl Caught {
-    fn of(error: &CaughtError) -> Caught {
-        let (CaughtError::PostgresError(report)
-        | CaughtError::ErrorReport(report)
-        | CaughtError::RustPanic { ereport: report, .. }) = error;
-        Caught {
-            message: report.message().to_string(),
-            detail: report.detail().map(str::to_string),
-            hint: report.hint().map(str::to_string),
-            code: report.sql_error_code(),
-        }
-    }
-}
-
-/// Runs `body` and catches what it raises. The transaction is broken then and must be rolled back at once.
-pub fn catch<R>(body: impl FnOnce() -> R) -> Result<R, Caught> {
+/// Runs `body` and catches what it raises. The transaction is broken then and must be aborted at once, from
+/// outside of any command; inside one, `subxact` is the way.
+fn catch<R>(body: impl FnOnce() -> R) -> Result<R, Caught> {
     // SAFETY: a plain variable; the context is set back where an error left another.
     let context = unsafe { pg_sys::CurrentMemoryContext };
     pgrx::PgTryBuilder::new(AssertUnwindSafe(|| Ok(body())))

@@ -65,9 +65,10 @@ pub fn commit_and_begin() {
     }
 }
 
-/// Rolls back the current transaction of a procedure, broken or not, and begins the next.
+/// Rolls back the current transaction of a procedure and begins the next. Not after an error that went through
+/// a statement of ours: that leaves its snapshot behind, and the server refuses; `subxact` cleans up.
 pub fn roll_back_and_begin() {
-    // SAFETY: as above; an error that was caught is ended by the rollback.
+    // SAFETY: as above.
     unsafe {
         pg_sys::SPI_rollback();
         begin_settings();

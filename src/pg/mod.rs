@@ -6,6 +6,7 @@
 //! gives back what they would have.
 
 pub mod bgworker;
+pub mod caught;
 pub mod command;
 pub mod compat;
 pub mod composite;

@@ -1,12 +1,23 @@
 //! A part of a transaction that may fail without taking the rest along.
 
+use super::caught::Caught;
 use crate::error::Result as Ours;
 use pgrx::pg_sys;
-use pgrx::pg_sys::panic::CaughtError;
 
-/// Runs `body` in a subtransaction. Where it raises or returns an error, everything that it did is undone and
-/// the message is returned; a cancel or shutdown goes on.
-pub fn attempt<R>(body: impl FnOnce() -> Ours<R>) -> Result<R, String> {
+/// Runs `body` in a subtransaction, which undoes what it did where it raises or returns an error. An error
+/// that any other row would have met as well goes on, and ends the caller.
+pub fn attempt<R>(body: impl FnOnce() -> Ours<R>) -> Result<R, Caught> {
+    inside(body, Caught::is_everybodys)
+}
+
+/// As `attempt`, for a step that fails as a whole: only a cancel or shutdown goes on.
+pub fn attempt_step<R>(body: impl FnOnce() -> Ours<R>) -> Result<R, Caught> {
+    inside(body, Caught::is_cancel)
+}
+
+/// The subtransaction is ended before an error goes on: whoever catches it outside (a PL/pgSQL exception
+/// block, say) would roll back this one instead of its own.
+fn inside<R>(body: impl FnOnce() -> Ours<R>, goes_on: fn(&Caught) -> bool) -> Result<R, Caught> {
     // SAFETY: plain reads of process state; the internal subtransaction is ended on both ways below, and context
     // and resource owner are set back as the server's own callers of BeginInternalSubTransaction do.
     let (context, owner) = unsafe {
@@ -22,18 +33,7 @@ pub fn attempt<R>(body: impl FnOnce() -> Ours<R>) -> Result<R, String> {
             unreachable!("raise never returns")
         }
     }))
-    .catch_others(|caught| {
-        let message = match &caught {
-            CaughtError::PostgresError(e) | CaughtError::ErrorReport(e) => {
-                if is_cancel(e.sql_error_code()) {
-                    caught.rethrow()
-                }
-                e.message().to_string()
-            }
-            CaughtError::RustPanic { ereport, .. } => ereport.message().to_string(),
-        };
-        Err(message)
-    })
+    .catch_others(|error| Err(Box::new(error)))
     .execute();
     // SAFETY: as above.
     unsafe {
@@ -45,13 +45,11 @@ pub fn attempt<R>(body: impl FnOnce() -> Ours<R>) -> Result<R, String> {
         pg_sys::MemoryContextSwitchTo(context);
         pg_sys::CurrentResourceOwner = owner;
     }
-    result
-}
-
-fn is_cancel(code: pgrx::PgSqlErrorCode) -> bool {
-    use pgrx::PgSqlErrorCode as Code;
-    matches!(
-        code,
-        Code::ERRCODE_QUERY_CANCELED | Code::ERRCODE_ADMIN_SHUTDOWN | Code::ERRCODE_CRASH_SHUTDOWN
-    )
+    result.map_err(|error| {
+        let caught = Caught::of(&error);
+        if goes_on(&caught) {
+            error.rethrow()
+        }
+        caught
+    })
 }

@@ -353,8 +353,8 @@ impl Pass {
                     }
                     receipts.retain(|r| !extended.iter().any(|(e, _)| e == r));
                 }
-                Err(message) if receipts.len() == 1 => {
-                    self.note_failure(receipts[0], &message);
+                Err(caught) if receipts.len() == 1 => {
+                    self.note_failure(receipts[0], &caught.message);
                     return 0;
                 }
                 Err(_) => {
