@@ -193,8 +193,19 @@ fn finished_or_why_not(
         return Ok(Ok(finished));
     }
     // Counted before the ring lock, for which sessions wait that have to read the ring. Once every job has
-    // ended nothing of this changes any more.
-    let counts = SlotLogs::open(slot)?.count(&latest, Some(stored.sums(slot, generation)));
+    // ended nothing of this changes any more. What keeps a slot busy for long is asked about again and again,
+    // while rescue and promotion wait for their turn: that answer must be cheap.
+    let sums = stored.sums(slot, generation);
+    let logs = SlotLogs::open(slot)?;
+    let entries = sums::entries(sums);
+    let endings = logs.endings(&latest);
+    if endings < entries {
+        return Ok(Err(Step::Open {
+            open: entries - endings,
+            of: entries,
+        }));
+    }
+    let counts = logs.count(&latest, Some(sums));
     if counts.open() != 0 {
         return Ok(Err(Step::Open {
             open: counts.open(),

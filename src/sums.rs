@@ -42,6 +42,14 @@ pub struct Running {
     pub worker: Option<String>,
 }
 
+/// A claim while its closures are taken off it.
+struct OpenClaim {
+    claim_no: i64,
+    lane: LaneId,
+    left: i64,
+    claimed_at: i64,
+}
+
 /// The logs of a slot, counted.
 #[derive(Default)]
 pub struct SlotCounts {
@@ -77,6 +85,22 @@ impl SlotLogs {
         })
     }
 
+    /// Endings in the logs, of whatever claim: fewer than the slot has entries mean that it is not finished.
+    /// Reads the closures alone, a small part of what `count` does.
+    pub fn endings(&self, latest: &Latest) -> i64 {
+        let mut endings = 0;
+        heap::scan(&self.closures, latest, |r| {
+            if r.char(closures::OUTCOME as usize)
+                .and_then(Outcome::of)
+                .is_some_and(Outcome::ends)
+            {
+                endings += i64::from(r.i16(closures::N as usize).unwrap_or(0));
+            }
+            true
+        });
+        endings
+    }
+
     /// Counts rows of n, not jobs. `known` are the entries of a closed slot, whose segments are not read then.
     pub fn count(&self, latest: &Latest, known: Option<&[Sum]>) -> SlotCounts {
         let mut counts = SlotCounts::default();
@@ -93,34 +117,48 @@ impl SlotLogs {
                 true
             }),
         }
-        let mut open: HashMap<i64, (LaneId, i64, i64)> = HashMap::new();
+        let mut open: Vec<OpenClaim> = Vec::new();
         heap::scan(&self.claims, latest, |r| {
             let lane = LaneId(r.i64(claims::LANE_ID as usize).unwrap_or(0));
             let n = i64::from(r.i16(claims::N as usize).unwrap_or(0));
             let at = r.i64(claims::CLAIMED_AT as usize).unwrap_or(0);
-            open.insert(r.i64(claims::CLAIM_NO as usize).unwrap_or(0), (lane, n, at));
+            open.push(OpenClaim {
+                claim_no: r.i64(claims::CLAIM_NO as usize).unwrap_or(0),
+                lane,
+                left: n,
+                claimed_at: at,
+            });
             counts.lanes.entry(lane).or_default().claimed += n;
             true
         });
+        // Nearly in order as they lie, and so are the closures: what follows the last one is tried first.
+        open.sort_by_key(|c| c.claim_no);
+        let mut next = 0;
         heap::scan(&self.closures, latest, |r| {
             let claim_no = r.i64(closures::CLAIM_NO as usize).unwrap_or(0);
-            if let Some((lane, left, _)) = open.get_mut(&claim_no) {
+            let found = match open.get(next) {
+                Some(c) if c.claim_no == claim_no => Some(next),
+                _ => open.binary_search_by_key(&claim_no, |c| c.claim_no).ok(),
+            };
+            if let Some(i) = found {
+                let claim = &mut open[i];
+                next = i + 1;
                 let code = r.char(closures::OUTCOME as usize).unwrap_or(0);
                 let n = i64::from(r.i16(closures::N as usize).unwrap_or(0));
                 if Outcome::of(code).is_some_and(Outcome::ends) {
-                    *left -= n;
+                    claim.left -= n;
                 }
-                let closed = &mut counts.lanes.entry(*lane).or_default().closed;
+                let closed = &mut counts.lanes.entry(claim.lane).or_default().closed;
                 *closed.entry(code).or_insert(0) += n;
             }
             counts.last_closed_at = counts.last_closed_at.max(r.i64(closures::CLOSED_AT as usize));
             true
         });
-        let oldest = open.iter().filter(|(_, (_, left, _))| *left > 0);
-        if let Some((claim_no, (_, _, claimed_at))) = oldest.min_by_key(|(no, (_, _, at))| (*at, **no)) {
+        let oldest = open.iter().filter(|c| c.left > 0);
+        if let Some(claim) = oldest.min_by_key(|c| (c.claimed_at, c.claim_no)) {
             counts.oldest_running = Some(Running {
-                claimed_at: *claimed_at,
-                worker: self.worker_of(latest, *claim_no),
+                claimed_at: claim.claimed_at,
+                worker: self.worker_of(latest, claim.claim_no),
             });
         }
         counts
@@ -200,6 +238,11 @@ impl Stored {
     pub fn sums(&self, slot: u8, generation: i64) -> &[Sum] {
         self.sums.get(&(slot, generation)).map_or(&[], Vec::as_slice)
     }
+}
+
+/// The entries among stored sums.
+pub fn entries(sums: &[Sum]) -> i64 {
+    sums.iter().filter(|s| s.outcome == ENTRIES).map(|s| s.n).sum()
 }
 
 /// Stores the entries of a slot that is being closed.

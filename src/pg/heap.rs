@@ -163,28 +163,28 @@ pub struct Row {
 }
 
 impl Row {
-    /// # Safety
-    /// `tuple` is a tuple of `table` that stays valid as long as the row's values are used.
-    unsafe fn deform(table: &Table, tuple: pg_sys::HeapTuple) -> Row {
+    fn of(table: &Table) -> Row {
         let columns = table.columns();
-        let mut values = vec![pg_sys::Datum::from(0usize); columns];
-        let mut nulls = vec![true; columns];
-        // SAFETY: promised by the caller; both arrays have one entry per column.
-        let (place, xmin) = unsafe {
-            pg_sys::heap_deform_tuple(
-                tuple,
-                (*table.rel).rd_att,
-                values.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
-            let xmin = pg_sys::htup::HeapTupleHeaderGetXmin((*tuple).t_data);
-            (Place::of(&(*tuple).t_self), xmin.into_inner())
-        };
         Row {
-            values,
-            nulls,
-            place,
-            xmin,
+            values: vec![pg_sys::Datum::from(0usize); columns],
+            nulls: vec![true; columns],
+            place: Place { block: 0, offset: 0 },
+            xmin: 0,
+        }
+    }
+
+    /// Takes in what `tuple` holds, in the room of the row before.
+    ///
+    /// # Safety
+    /// `tuple` is a tuple of `table`, for which this row was made, and stays valid as long as the row's values
+    /// are used.
+    unsafe fn fill(&mut self, table: &Table, tuple: pg_sys::HeapTuple) {
+        // SAFETY: promised by the caller; both arrays have one entry per column.
+        unsafe {
+            let (values, nulls) = (self.values.as_mut_ptr(), self.nulls.as_mut_ptr());
+            pg_sys::heap_deform_tuple(tuple, (*table.rel).rd_att, values, nulls);
+            self.place = Place::of(&(*tuple).t_self);
+            self.xmin = pg_sys::htup::HeapTupleHeaderGetXmin((*tuple).t_data).into_inner();
         }
     }
 
@@ -284,8 +284,9 @@ impl Fetcher {
         if tuple.is_null() {
             return None;
         }
+        let mut row = Row::of(&self.table);
         // SAFETY: the copy lives in the current memory context.
-        let row = unsafe { Row::deform(&self.table, tuple) };
+        unsafe { row.fill(&self.table, tuple) };
         (row.i64(1) == Some(key)).then_some(row)
     }
 }
@@ -341,6 +342,7 @@ unsafe fn max_offset(page: *const pg_sys::PageHeaderData) -> u16 {
 /// Visits every row of a table that a snapshot sees, until `visit` returns false. The row's values are
 /// only good during the visit.
 pub fn scan(table: &Table, snapshot: &Latest, mut visit: impl FnMut(&Row) -> bool) {
+    let mut row = Row::of(table);
     // SAFETY: the table is open, the snapshot registered; the scan is ended below. Where `visit` raises,
     // transaction abort ends it.
     unsafe {
@@ -362,7 +364,8 @@ pub fn scan(table: &Table, snapshot: &Latest, mut visit: impl FnMut(&Row) -> boo
                 break;
             }
             pgrx::check_for_interrupts!();
-            if !visit(&Row::deform(table, tuple)) {
+            row.fill(table, tuple);
+            if !visit(&row) {
                 break;
             }
         }
