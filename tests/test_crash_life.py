@@ -74,6 +74,7 @@ class Life(Clients):
         self.seen = Counter()  # what came by, so that a test knows that the stream is there
         self.seals = 0
         self.emptying = False
+        self.most_open = 300
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -83,7 +84,7 @@ class Life(Clients):
         )
 
     def produce(self, session, rng):
-        if len(self.notes.put) > self.seen["ended"] + self.seen["left behind"] + 300 * self.starts:
+        if len(self.notes.put) > self.seen["ended"] + self.seen["left behind"] + self.most_open * self.starts:
             self.stopping.wait(0.01)
             return
         notes = self.notes
@@ -380,6 +381,7 @@ class Life(Clients):
 
     def drain(self, losable=()):
         """Finishes all there is, an hour later and again, and checks."""
+        loud(self)
         cluster, s, hours = self.db.cluster, self.session(), 0
         rng = random.Random(1)
 
@@ -513,3 +515,113 @@ def test_the_server_ends_at_random_moments(life, pg, how):
         loud(life)
     life.drain(life.losable)
     check_log(life, pg)
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+def test_one_process_is_killed_at_random_moments(life, pg):
+    """SIGKILL of a maintainer, then of any: the postmaster ends the others and makes shared memory anew."""
+    life.start()
+    for i in range(3):
+        life.progress(60)
+        everyone = [pid for (pid,) in life.db.sql(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")]
+        end_server(life, "one killed", random.choice(i < 2 and maintaining(life) or everyone))
+    life.progress(60)
+    life.stop()
+    quiet(life)
+    life.check(life.losable)
+    life.drain(life.losable)
+    check_log(life, pg)
+
+
+@pytest.mark.timeout(300)
+def test_maintainers_and_clients_are_terminated_at_random_moments(life, pg):
+    """No crash: nothing that was acknowledged may be gone."""
+    life.start()
+    ended = 0
+    for i in range(24):
+        life.progress(8)
+        victims = maintaining(life) if i % 3 else [pid for (pid,) in life.db.sql(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend' ORDER BY random() LIMIT 2")]
+        for pid in victims:
+            ended += life.db.value("SELECT pg_terminate_backend(%s)", [pid])
+    assert ended > 12
+    life.stop()
+    quiet(life)
+    life.check()
+    life.drain()
+    check_log(life, pg)
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("point", POINTS)
+def test_ended_in_the_middle_of(life, pg, point):
+    """A maintainer is held between the two halves of what it does, and it, or all, are ended there."""
+    db = life.db
+    life.start()
+    for how in ("terminated", "one killed", "all killed", "immediate"):
+        life.progress(30)
+        with db.connect() as gate:
+            gate.execute("SELECT pg_advisory_lock(4242)")
+            set_all(life, "awa_queue.pause_at", point)
+            held = wait_until(lambda: held_at_gate(db), 30, f"a maintainer to come to {point}")
+            assert set(held) <= set(maintaining(life)) and uncommitted(db, held[0])
+            life.most_open *= 2
+            life.progress(20, maintenance=False)  # the others go on
+            life.most_open /= 2
+            db.cluster.configure(**{"awa_queue.pause_at": None})
+            if how == "terminated":
+                db.sql("SELECT pg_terminate_backend(%s)", [held[0]])
+                wait_until(lambda: held[0] not in held_at_gate(db), 20, "it to be gone")
+                db.cluster.reload()
+            else:
+                end_server(life, how, held[0])
+        if how in ("terminated", "one killed"):
+            life.stop()
+        quiet(life)
+        life.check(life.losable)
+        loud(life)
+        life.start()
+    life.progress(30)
+    life.stop()
+    life.drain(life.losable)
+    check_log(life, pg)
+
+
+def held_at_gate(db):
+    return [pid for (pid,) in db.sql(
+        "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = 4242 AND objsubid = 1 AND NOT granted"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())")]
+
+
+def uncommitted(db, pid):
+    """Whether the backend has written something."""
+    return db.value("SELECT backend_xid IS NOT NULL FROM pg_stat_activity WHERE pid = %s", [pid])
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+def test_an_acknowledged_claim_that_a_crash_lost_is_claimed_again(make_cluster, pg):
+    """The one thing that may be gone; its job has the same attempt again, and a late report of the first is stale."""
+    server = make_cluster(flavour="injection", preload=True, settings={**SETTINGS, "awa_queue.sleep_at": ""}).start()
+    db = server.database()
+    db.sql("SELECT awa.enqueue_batch('a', ARRAY(SELECT to_jsonb(n) FROM generate_series(0, 5) n))")
+    worker = db.session()
+    # The first call of a session may write more than its claim.
+    assert worker.sql("SELECT awa.complete(ARRAY(SELECT receipt FROM awa.claim('a')))") != []
+    lost = worker.sql("SELECT receipt, args, attempt FROM awa.claim('a', 5)")
+    assert worker.value("SELECT pg_current_wal_flush_lsn() < pg_current_wal_insert_lsn()")
+    server.kill9()
+    server.start()
+    h = history.read(db)
+    assert h.wrong == [] and [a.number for a in h.attempts() if a.claim_no is None] == [1, 2, 3, 4, 5]
+    again = db.sql("SELECT receipt, args, attempt FROM awa.claim('a', 5)")
+    assert [row[1:] for row in again] == [row[1:] for row in lost] == [(n, 1) for n in range(1, 6)]
+    assert {r for r, *_ in lost}.isdisjoint(r for r, *_ in again)
+    assert db.sql("SELECT state, changed FROM awa.complete(%s::int8[])", [[r for r, *_ in lost]]) == [("stale", False)] * 5
+    assert db.sql("SELECT state, changed FROM awa.complete(%s::int8[])", [[r for r, *_ in again]]) == [("completed", True)] * 5
+    h = history.read(db)
+    assert h.wrong == [] and [a.outcome for a in h.attempts()] == ["c"] * 6
