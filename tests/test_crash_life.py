@@ -75,6 +75,9 @@ class Life(Clients):
         self.seals = 0
         self.emptying = False
         self.most_open = 300
+        self.leases = ["200 ms", "500 ms", "500 ms", "3 s", "3 s", "1 h"]
+        self.number_of = {}  # receipt -> number
+        self.done = {}  # number -> the next call at its acknowledged completion
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
@@ -113,7 +116,8 @@ class Life(Clients):
 
     def claim(self, session, rng, n, lease):
         with self.lock:
-            name = f"call {next(self.calls)}"
+            call = next(self.calls)
+            name = f"call {call}"
             taken = self.notes.taken[name] = Taken(session.life)
         rows = session.sql(
             "SELECT receipt, args, attempt, job_id, last_error FROM awa.claim_from(%s, %s, %s, %s)", [QUEUES, n, name, lease]
@@ -125,6 +129,9 @@ class Life(Clients):
                     self.wrong.append(f"job {number} was rolled back and delivered")
                 if self.notes.put.get(number, job_id) != job_id:
                     self.wrong.append(f"job {number} has two ids: {job_id} and {self.notes.put[number]}")
+                if self.done.get(number, call) < call:
+                    self.wrong.append(f"job {number} was delivered after its completion was acknowledged")
+                self.number_of[receipt] = number
                 if attempt > 1 and error["attempt"] != attempt - 1:
                     self.wrong.append(f"attempt {attempt} of job {number} comes after {error}")
                 self.seen["later attempts"] += attempt > 1
@@ -147,13 +154,18 @@ class Life(Clients):
                     self.notes.told[receipt].remove(t)
             return
         with self.lock:
-            for t, (state, changed) in zip(told, rows, strict=True):
+            for receipt, t, (state, changed) in zip(receipts, told, rows, strict=True):
                 t.state, t.changed = state, changed
+                if changed and state == "completed":
+                    number = self.number_of[receipt]
+                    if number in self.done:
+                        self.wrong.append(f"job {number} was completed twice")
+                    self.done[number] = next(self.calls)
                 self.seen[state] += changed
                 self.seen["ended"] += changed and state in ("completed", "failed", "cancelled")
 
     def work(self, session, rng):
-        lease = rng.choice(["200 ms", "500 ms", "500 ms", "3 s", "3 s", "1 h"])
+        lease = rng.choice(self.leases)
         rows = self.claim(session, rng, rng.choice([1, 5, 20]), lease)
         if not rows:
             self.stopping.wait(0.005)
@@ -380,7 +392,16 @@ class Life(Clients):
         return h
 
     def drain(self, losable=()):
-        """Finishes all there is, an hour later and again, and checks."""
+        """Finishes all there is and checks."""
+        self.finish_all()
+        h = self.check(losable)
+        assert h.deferred == {}
+        for job_id, attempts in h.jobs.items():
+            assert attempts[-1].outcome in "cxkfd", f"job {job_id} has not ended: {attempts}"
+        assert self.db.value("SELECT count(*) FROM awa_internal.rescue_list") == 0
+
+    def finish_all(self):
+        """Completes what is ready, an hour later and again, until nothing is left."""
         loud(self)
         cluster, s, hours = self.db.cluster, self.session(), 0
         rng = random.Random(1)
@@ -400,14 +421,38 @@ class Life(Clients):
             return not left
 
         wait_until(empty, 60, "all jobs to be finished")
-        self.stopping.clear()
         quiet(self)
-        h = self.check(losable)
-        assert h.deferred == {}
-        for job_id, attempts in h.jobs.items():
-            assert attempts[-1].outcome in "cxkfd", f"job {job_id} has not ended: {attempts}"
-        assert self.db.value("SELECT count(*) FROM awa_internal.rescue_list") == 0
-        return h
+        assert self.wrong == []
+
+    def end_emptied(self):
+        """The end where the tables tell of little, since slots were emptied: by the notes and the counts that outlive slots."""
+        self.finish_all()
+        db, notes = self.db, self.notes
+        letters = {n for (n,) in db.sql("SELECT args::int8 FROM awa.dead_letters")}
+        delivered = set(self.number_of.values())
+        cancelled = {job_id for job_id, told in notes.asked.items()
+                     if any(t.verb == "cancel" and t.changed is not False for t in told)}
+        ended = delivered | letters
+        lost = [n for n, job_id in notes.put.items() if n not in ended and job_id not in cancelled]
+        assert lost == [], f"{len(lost)} acknowledged jobs are lost"
+        assert delivered - set(notes.put) - notes.perhaps_put == set()
+        put, completed = db.row("SELECT sum(enqueued_total)::int8, sum(completed_total)::int8 FROM awa.queue_stats")
+        unknown = {self.number_of[r] for r, told in notes.told.items() for t in told if t.verb == "complete" and t.state is None}
+        assert len(self.done) <= completed <= len(self.done) + len(unknown - set(self.done))
+        assert len(notes.put) <= put <= len(notes.put) + len(notes.perhaps_put)
+        by_worker = {self.number_of[r] for r, told in notes.told.items() for t in told
+                     if t.verb == "cancel_claimed" and t.changed is not False}
+        assert len(letters) == db.value("SELECT sum(failed)::int8 FROM awa.queue_stats")
+        assert 0 <= put - completed - len(letters) <= len(cancelled) + len(by_worker)
+        assert db.value("SELECT count(*) FROM awa_internal.deferred") == 0
+        db.sql("SELECT awa_internal.seal()")
+        for slot in range(db.value("SELECT max(slot) + 1 FROM awa_internal.ring")):
+            db.sql("SELECT awa_internal.close(%s)", [slot])
+            said = db.value('SELECT awa_internal."empty"(%s, true)', [slot])
+            assert said in ("emptied", "current", "not closed"), said
+        for table in ("ready", "claims", "closures", "attempts", "slot_sums"):
+            assert db.value(f"SELECT count(*) FROM awa_internal.{table}") == 0, table
+        assert db.row("SELECT sum(enqueued_total)::int8, sum(completed_total)::int8 FROM awa.queue_stats") == (put, completed)
 
 
 # ------------------------------------------------------------------------------------------------------ the server's side
@@ -418,6 +463,8 @@ SETTINGS = {
     # Naps where a crash is worst: between the two halves of a promotion, before the commit of a rescue.
     "awa_queue.sleep_at": "promote.taken:20000:3,promote.folded:20000:3,rescue.closed:20000:3,close.locked:2000:20",
     "autovacuum": "off",
+    "awa_queue.snapshot_grace": "0",  # some client always has a snapshot
+    "awa_queue.slot_age": "1",
 }
 POINTS = ["promote.taken", "promote.folded", "rescue.closed"]
 
@@ -514,6 +561,27 @@ def test_the_server_ends_at_random_moments(life, pg, how):
         life.check(life.losable)
         loud(life)
     life.drain(life.losable)
+    check_log(life, pg)
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", ["all killed", "immediate"])
+def test_the_server_ends_while_slots_are_emptied(life, pg, how):
+    """Jobs' homes come and go: what was put off in a slot comes back in another, and its old one is emptied."""
+    emptied = "SELECT coalesce(sum(n), 0) FROM awa_internal.queue_totals WHERE outcome = 'e'"  # entries of emptied slots
+    for queue in QUEUES:
+        life.db.sql("SELECT awa.alter_queue(%s, '{\"retention\": \"0 s\"}')", [queue])
+    life.emptying = True
+    life.leases = ["200 ms", "500 ms", "500 ms", "1 s"]  # nothing pins a slot for long
+    for _ in range(3):
+        life.start()
+        life.progress(60)
+        now = life.db.value(emptied)
+        wait_until(lambda: life.wrong or life.db.value(emptied) > now, 60, "slots to be emptied")
+        end_server(life, how)
+        loud(life)
+    life.end_emptied()
     check_log(life, pg)
 
 
