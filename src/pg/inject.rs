@@ -156,7 +156,8 @@ mod switched {
         // SAFETY: a complete tag; acquired and released in pairs. LockTimeout is a plain int of this process; where the
         // wait ends in an error the abort sets it back, as steps set it for their transaction.
         unsafe {
-            let timeout = std::mem::replace(&mut *(&raw mut pg_sys::LockTimeout), 0);
+            let timeout = pg_sys::LockTimeout;
+            pg_sys::LockTimeout = 0;
             pg_sys::LockAcquire(&tag, mode, false, false);
             pg_sys::LockTimeout = timeout;
             pg_sys::LockRelease(&tag, mode, false);
