@@ -291,7 +291,6 @@ class Life(Clients):
         for a in at.values():
             if a.worker is not None:
                 by_call[a.worker].add((a.receipt, a.number, a.attempt))
-        lost = 0
         for name, taken in notes.taken.items():
             there = by_call.pop(name, set())
             if taken.rows is None:
@@ -300,7 +299,6 @@ class Life(Clients):
             if there - set(taken.rows):
                 wrong.append(f"{name} took more than it was told: {there - set(taken.rows)}")
             for receipt, number, _ in gone:
-                lost += 1
                 sure = [t for t in notes.told[receipt] if t.changed]
                 if taken.life not in losable or sure:
                     wrong.append(f"the claim of job {number} by {name} is gone: {notes.told[receipt]}")
@@ -343,7 +341,6 @@ class Life(Clients):
                 # A deferred job that is told to run now is no job that is brought back.
                 if found > sure + perhaps or verb == "cancel" and found < sure:
                     wrong.append(f"job {job_id}: {verb} {sure} and perhaps {perhaps} times, {found} times in the tables")
-        self.lost_claims = lost
 
     def check_counts(self, h):
         """awa.queue_stats and awa.jobs against the tables; nobody writes meanwhile."""
