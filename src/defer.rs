@@ -18,6 +18,7 @@ use crate::pg::composite::Record;
 use crate::pg::datum::{self, Value, Varlena};
 use crate::pg::heap;
 use crate::pg::index::IndexSet;
+use crate::pg::inject::{self, Point};
 use crate::pg::memory::Scratch;
 use crate::pg::owner;
 use crate::pg::rows::{self, SpiRow};
@@ -338,7 +339,14 @@ fn promote_batch(tables: &Tables, from: i64, now: i64, limit: i64) -> Result<i64
                 |rows| {
                     // Known before anything of a row is brought inline, which may be what fails.
                     FIRST.set(rows.iter().map(|r| r.i64(1)).next());
-                    fold_promoted(&view, rows.iter().map(|r| read_row(&r)).collect())
+                    let jobs: Vec<Deferred> = rows.iter().map(|r| read_row(&r)).collect();
+                    if jobs.is_empty() {
+                        return Ok(0);
+                    }
+                    inject::reach(Point::PromoteTaken);
+                    let folded = fold_promoted(&view, jobs);
+                    inject::reach(Point::PromoteFolded);
+                    folded
                 },
             )
         })

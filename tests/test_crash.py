@@ -16,21 +16,19 @@ fsync is off as in all tests: what ends are processes, and what they had written
 import os
 import random
 import signal
-import threading
 from collections import Counter, defaultdict
 
-import psycopg
 import pytest
 
-from harness import ServerError, wait_until
+from harness import wait_until
+from harness.crash import Clients, amcheck, can_connect
 
 QUEUES = ["a", "b"]
 
 
-class Audit:
+class Audit(Clients):
     def __init__(self, db):
-        self.db = db
-        self.lock = threading.Lock()
+        super().__init__(db)
         self.numbers = iter(range(1, 10**9))
         self.put = set()  # acknowledged
         self.perhaps_put = set()  # the answer never came
@@ -40,53 +38,11 @@ class Audit:
         self.given_back = defaultdict(int)  # number -> releases that may have happened
         self.receipts = set()
         self.emptied = 0
-        self.wrong = []
-        self.starts = 0
 
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def start(self, producers=3, workers=3):
-        self.stopping = threading.Event()
-        self.deaths = 0
-        self.starts += 1
-        roles = [self.produce] * producers + [self.work] * workers + [self.keep]
-        self.threads = [threading.Thread(target=self.client, args=[r, i], daemon=True) for i, r in enumerate(roles)]
-        for t in self.threads:
-            t.start()
-
-    def session(self):
-        """A session that knows in which life of the server it is: each has its own checkpointer."""
-        session = self.db.session()
-        session.life = session.value("SELECT backend_start FROM pg_stat_activity WHERE backend_type = 'checkpointer'")
-        return session
-
-    def client(self, role, i):
-        rng = random.Random(f"{self.starts}/{i}")
-        while not self.stopping.is_set():
-            try:
-                session = self.session()
-                while not self.stopping.is_set():
-                    role(session, rng)
-            except psycopg.Error as error:
-                if error.sqlstate is not None and not error.sqlstate.startswith("57"):
-                    self.wrong.append(repr(error))
-                    return
-                # The server, or this backend or its statement, was ended. What was under way stays unknown.
-                self.deaths += 1
-            except ServerError:
-                self.deaths += 1
-            except BaseException as error:
-                self.wrong.append(repr(error))
-                return
-            if not self.db.cluster.running:
-                return
-
-    def stop(self):
-        self.stopping.set()
-        for t in self.threads:
-            t.join(60)
-            assert not t.is_alive(), "a client hangs"
-        assert self.wrong == []
+        self.start_roles([self.produce] * producers + [self.work] * workers + [self.keep])
 
     def produce(self, session, rng):
         if len(self.put) > len(self.done) + 400:
@@ -212,20 +168,6 @@ def overlaps(db):
     )
 
 
-def amcheck(db):
-    db.sql("CREATE EXTENSION IF NOT EXISTS amcheck")
-    checked = db.sql(
-        "SELECT c.relname, bt_index_check(c.oid, true) FROM pg_class c JOIN pg_am a ON a.oid = c.relam"
-        " WHERE c.relnamespace IN ('awa_internal'::regnamespace, 'pg_toast'::regnamespace) AND a.amname = 'btree'"
-        " AND c.relkind = 'i'"
-    )
-    assert len(checked) > 100
-    assert db.sql(
-        "SELECT c.oid::regclass, v.* FROM pg_class c, LATERAL verify_heapam(c.oid) v"
-        " WHERE c.relnamespace = 'awa_internal'::regnamespace AND c.relkind = 'r'"
-    ) == []
-
-
 SETTINGS = {
     # Some client always has a snapshot here; that shall not keep slots from being emptied.
     "awa_queue.snapshot_grace": "0",
@@ -311,14 +253,6 @@ def test_one_killed_backend_restarts_all_and_nothing_is_lost(server, pg):
     assert "PANIC" not in server.log()
     if pg == 15:
         amcheck(db)
-
-
-def can_connect(db):
-    try:
-        db.connect().close()
-        return True
-    except psycopg.OperationalError:
-        return False
 
 
 @pytest.mark.timeout(300)

@@ -7,11 +7,13 @@ workers is set ahead (awa_queue.clock_offset), or CALL awa.maintain() runs the s
 import os
 import signal
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from harness import Cluster, Database, wait_until
+from harness.cluster import _children
 
 from conftest import MAJOR
 
@@ -535,6 +537,35 @@ def test_reload_turns_the_workers_off_and_on(wdb):
         wdb.cluster.configure(**{"awa_queue.worker": "on"})
         wdb.cluster.reload()
     started(wdb)
+
+
+def test_a_reload_that_meets_a_starting_worker_is_not_lost(make_cluster):
+    """PostgreSQL ignores SIGHUP in a background process until that has installed its handlers; what the reload said was
+    not heard of until the next one: a worker that was turned off just then went on."""
+    cluster = make_cluster(flavour="injection", preload=True, settings=ON).start()
+    db = cluster.database()
+    use(db)
+    first = started(db)
+
+    def others():
+        return [pid for pid in _children(cluster.pid) if pid != first and b"awa_queue worker" in title(pid)]
+
+    wait_until(lambda: others() == [], 20, "workers of databases without the extension to leave")
+    cluster.configure(post_auth_delay="3")  # it comes before the handlers
+    cluster.reload()
+    wait_until(lambda: 'parameter "post_auth_delay" changed' in cluster.log(), what="the reload")
+    os.kill(first, signal.SIGTERM)
+    wait_until(others, 20, "another worker to start", step=0.001)
+    cluster.configure(**{"awa_queue.worker": "off"})
+    cluster.reload()
+    wait_until(lambda: others() == [], 20, "the worker to leave")
+
+
+def title(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def test_rule_34_drop_database(server):

@@ -101,6 +101,8 @@ unsafe fn handle_signals() {
         on(pg_sys::SIGTERM as i32, Some(raw::die));
         on(pg_sys::SIGHUP as i32, Some(raw::SignalHandlerForConfigReload));
         pg_sys::BackgroundWorkerUnblockSignals();
+        // PostgreSQL ignores SIGHUP between the fork and here: a reload in between is made up for.
+        (&raw mut pg_sys::ConfigReloadPending).write_volatile(1);
     }
 }
 
@@ -199,8 +201,14 @@ pub fn sleep(limit: Option<Duration>) {
         // Rounded up: a step that is due in half a millisecond is not looked at before.
         ms = limit.as_micros().div_ceil(1_000).min(86_400_000) as std::ffi::c_long;
     }
-    // SAFETY: the process's own latch.
+    // SAFETY: the process's own latch, and plain variables that its signal handlers set before the latch.
     unsafe {
+        // A wait for a lock resets the latch, too, and knows nothing of reloads.
+        if (&raw const pg_sys::ConfigReloadPending).read_volatile() != 0
+            || (&raw const pg_sys::ProcDiePending).read_volatile() != 0
+        {
+            return;
+        }
         pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, pg_sys::PG_WAIT_EXTENSION);
         pg_sys::ResetLatch(pg_sys::MyLatch);
     }

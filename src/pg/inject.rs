@@ -14,6 +14,8 @@ pub enum Point {
     CloseBeforeLock,
     CloseLocked,
     HeartbeatWritten,
+    PromoteTaken,
+    PromoteFolded,
     RescueClosed,
     MaintainEmptied,
     WaitRegistered,
@@ -70,6 +72,8 @@ mod switched {
             Point::CloseBeforeLock => "close.before_lock",
             Point::CloseLocked => "close.locked",
             Point::HeartbeatWritten => "heartbeat.written",
+            Point::PromoteTaken => "promote.taken",
+            Point::PromoteFolded => "promote.folded",
             Point::RescueClosed => "rescue.closed",
             Point::MaintainEmptied => "maintain.emptied",
             Point::WaitRegistered => "wait.registered",
@@ -136,7 +140,8 @@ mod switched {
         }
     }
 
-    /// Takes and gives back a share lock on the user's advisory key, as pg_advisory_lock_shared(bigint) does.
+    /// Takes and gives back a share lock on the user's advisory key, as pg_advisory_lock_shared(bigint) does. The
+    /// lock_timeout of a maintenance step does not end the pause.
     fn wait_for_key(key: i64) {
         let tag = pg_sys::LOCKTAG {
             // SAFETY: MyDatabaseId is set for the life of a backend.
@@ -148,9 +153,13 @@ mod switched {
             locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
         };
         let mode = pg_sys::ShareLock as pg_sys::LOCKMODE;
-        // SAFETY: a complete tag; acquired and released in pairs.
+        // SAFETY: a complete tag; acquired and released in pairs. LockTimeout is a plain int of this process; where the
+        // wait ends in an error the abort sets it back, as steps set it for their transaction.
         unsafe {
+            let timeout = pg_sys::LockTimeout;
+            pg_sys::LockTimeout = 0;
             pg_sys::LockAcquire(&tag, mode, false, false);
+            pg_sys::LockTimeout = timeout;
             pg_sys::LockRelease(&tag, mode, false);
         }
     }
