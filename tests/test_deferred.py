@@ -5,28 +5,9 @@ The clock is set (awa_queue.clock_offset, milliseconds), nobody sleeps.
 
 import json
 
-import psycopg
 import pytest
 
-from harness.clock import Clock
-
-
-@pytest.fixture(params=["plain", "preload"])
-def any_db(request):
-    return request.getfixturevalue("db" if request.param == "plain" else "preload_db")
-
-
-@pytest.fixture
-def s(any_db):
-    session = any_db.session()
-    session.clock = Clock(session)
-    return session
-
-
-def error_of(s, *call):
-    with pytest.raises(psycopg.Error) as raised:
-        s.sql(*call)
-    return raised.value.sqlstate
+from harness import error_of, stats
 
 
 def claim(s, n=100, queue="q"):
@@ -39,10 +20,6 @@ def maintain(s):
 
 def state(s, job_id):
     return s.sql("SELECT state, attempt FROM awa.job(%s)", [job_id])
-
-
-def stats(s, *columns, queue="q"):
-    return s.row(f"SELECT {', '.join(columns)} FROM awa.queue_stats WHERE queue = %s", [queue])
 
 
 def test_a_scheduled_job_waits_for_its_time_and_keeps_its_id(s):
