@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from harness import error_of, stats
+from harness import error_of, stats, wait_until
 
 
 def claim(s, n=100, queue="q"):
@@ -270,3 +270,18 @@ def test_a_promotion_that_nobody_can_do_fails_as_a_duty_and_ends(any_db):
     holder.sql("COMMIT")
     other.sql("CALL awa.maintain()")
     assert [r[1] for r in claim(s)] != []
+
+
+def test_the_step_of_promotion_by_itself(s):
+    s.sql("SELECT awa.enqueue('q', '1', run_in => '10 s')")
+    assert s.value("SELECT awa_internal.promote()") == "promoted: 0"
+    s.clock.forward(11)
+    s.sql("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    assert error_of(s, "SELECT awa_internal.promote()") == "25001"
+    s.sql("ROLLBACK")
+    s.sql("BEGIN READ ONLY")
+    assert error_of(s, "SELECT awa_internal.promote()") == "25006"
+    s.sql("ROLLBACK")
+    # With preload the worker may be at it that moment; its clock is not ahead, so the job is left to this session.
+    wait_until(lambda: s.value("SELECT awa_internal.promote()") == "promoted: 1")
+    assert stats(s, "ready", "scheduled") == (1, 0)
