@@ -31,6 +31,12 @@ VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION awa_internal.rescue () IS
 'Ends attempts whose lease is over, about 1,000 at a time. Returns: rescued: N | rescued: N, more.';
 
+CREATE FUNCTION awa_internal.promote () RETURNS text
+LANGUAGE c AS 'MODULE_PATHNAME', 'awa_promote'
+VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION awa_internal.promote () IS
+'Makes deferred jobs ready whose time has come, about 1,000 at a time. Returns: promoted: N | promoted: N, more. 25001 outside READ COMMITTED.';
+
 CREATE FUNCTION awa_internal.lane_state (lane_id bigint) RETURNS text
 LANGUAGE c AS 'MODULE_PATHNAME', 'awa_lane_state'
 VOLATILE PARALLEL UNSAFE;

@@ -13,6 +13,7 @@ use crate::lane::LaneId;
 use crate::logs::{closures, Outcome};
 use crate::pg::command;
 use crate::pg::datum::{self, Varlena};
+use crate::pg::inject::{self, Point};
 use crate::pg::lock::{Class, Mode, ShortLock};
 use crate::pg::scan::{Cond, Direction, Scan, Writer};
 use crate::resting::{self, Removed};
@@ -232,6 +233,7 @@ fn request(
         work.again.extend(members.iter().map(|m| m.id));
         return Ok(());
     };
+    inject::reach(Point::CloseBeforeLock);
     let lock = ShortLock::acquire(Class::Close, claim_no as u64, Mode::Exclusive);
     let mut ended = Bits::none();
     let mut requested = Bits::none();

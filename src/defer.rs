@@ -14,11 +14,13 @@ use crate::error::{Error, Result};
 use crate::failure::{self, Failure};
 use crate::lane::LaneId;
 use crate::logs::{rest, Outcome};
+use crate::pg::command;
 use crate::pg::composite::Record;
 use crate::pg::datum::{self, Value, Varlena};
 use crate::pg::heap;
 use crate::pg::index::IndexSet;
 use crate::pg::inject::{self, Point};
+use crate::pg::lock::{Class, Mode, TransactionLock};
 use crate::pg::memory::Scratch;
 use crate::pg::owner;
 use crate::pg::rows::{self, SpiRow};
@@ -26,6 +28,7 @@ use crate::pg::subxact;
 use crate::pg::table::{Access, Oid, Table};
 use crate::pg::time;
 use crate::pg::warn;
+use crate::pg::xact;
 use crate::queue::Queue;
 use crate::ring::{self, Tables, View};
 use crate::statement;
@@ -211,6 +214,8 @@ pub fn errors_with(
 
 // ---------------------------------------------------------------- promotion
 
+/// One step at a time: the key of its duty's lock.
+pub const DUTY_KEY: u64 = 2;
 /// Jobs promoted in one transaction.
 const BATCH: i64 = 1000;
 /// Rows that commit late may lie before what was promoted last: all of the index is looked at this often,
@@ -236,6 +241,18 @@ pub fn forget() {
     STOPPED_AT.set(LONG_AGO);
     LOOKED_AT.set(LONG_AGO);
     BAD.with(|b| b.borrow_mut().clear());
+}
+
+/// One bounded step for the owner, in the transaction that it finds; another one's is as good.
+pub fn step() -> Result<Progress> {
+    command::refuse_read_only("awa_internal.promote()")?;
+    command::require_read_committed("awa_internal.promote()")?;
+    xact::note_maintenance();
+    let Some(lock) = TransactionLock::try_acquire(Class::Duty, DUTY_KEY, Mode::Exclusive) else {
+        return Ok(Progress::default());
+    };
+    lock.keep();
+    promote()
 }
 
 /// Promotes jobs that are due, in due order, up to a bounded number. A row that can not be promoted is

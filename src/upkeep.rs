@@ -72,7 +72,7 @@ impl Duty {
 /// In the order in which they run. Keys 2 and up: promotion, rescue, expiry, notify.
 pub const DUTIES: &[Duty] = &[
     duty("rescue", rescue::step, SECOND / 2, rescue::DUTY_KEY).prompt(),
-    duty("promote", defer::promote, SECOND / 10, 2).prompt(),
+    duty("promote", defer::promote, SECOND / 10, defer::DUTY_KEY).prompt(),
     duty("expire", expiry::step, SECOND, 4),
     duty("notify", notify::step, SECOND / 20, 5).prompt(),
     duty("dead letters", dead::expire, 60 * SECOND, 6),

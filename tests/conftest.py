@@ -5,6 +5,7 @@ import os
 import pytest
 
 from harness import Cluster, live_clusters
+from harness.clock import Clock
 
 MAJOR = int(os.environ.get("PG_MAJOR", "15"))
 
@@ -119,3 +120,11 @@ def release_db(release_cluster):
 def any_db(request):
     """The test runs twice: without preload and with it."""
     yield from _fresh(request.getfixturevalue("cluster" if request.param == "plain" else "preload_cluster"))
+
+
+@pytest.fixture
+def s(any_db):
+    """A session with a clock that the test sets: s.clock.forward(seconds)."""
+    session = any_db.session()
+    session.clock = Clock(session)
+    return session

@@ -3,28 +3,10 @@
 The clock is set (awa_queue.clock_offset, milliseconds), nobody sleeps.
 """
 
-import psycopg
 import pytest
 
+from harness import error_of, stats
 from harness.clock import Clock
-
-
-@pytest.fixture(params=["plain", "preload"])
-def any_db(request):
-    return request.getfixturevalue("db" if request.param == "plain" else "preload_db")
-
-
-@pytest.fixture
-def s(any_db):
-    session = any_db.session()
-    session.clock = Clock(session)
-    return session
-
-
-def error_of(s, *call):
-    with pytest.raises(psycopg.Error) as raised:
-        s.sql(*call)
-    return raised.value.sqlstate
 
 
 def put(s, n=1, queue="q", more=""):
@@ -47,10 +29,6 @@ def retry(s, *ids, run_at=None):
 
 def state(s, job_id):
     return s.value("SELECT state FROM awa.job(%s)", [job_id])
-
-
-def stats(s, *columns, queue="q"):
-    return s.row(f"SELECT {', '.join(columns)} FROM awa.queue_stats WHERE queue = %s", [queue])
 
 
 def fail_for_good(s, receipts, error="boom"):

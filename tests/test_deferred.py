@@ -5,28 +5,9 @@ The clock is set (awa_queue.clock_offset, milliseconds), nobody sleeps.
 
 import json
 
-import psycopg
 import pytest
 
-from harness.clock import Clock
-
-
-@pytest.fixture(params=["plain", "preload"])
-def any_db(request):
-    return request.getfixturevalue("db" if request.param == "plain" else "preload_db")
-
-
-@pytest.fixture
-def s(any_db):
-    session = any_db.session()
-    session.clock = Clock(session)
-    return session
-
-
-def error_of(s, *call):
-    with pytest.raises(psycopg.Error) as raised:
-        s.sql(*call)
-    return raised.value.sqlstate
+from harness import error_of, stats, wait_until
 
 
 def claim(s, n=100, queue="q"):
@@ -39,10 +20,6 @@ def maintain(s):
 
 def state(s, job_id):
     return s.sql("SELECT state, attempt FROM awa.job(%s)", [job_id])
-
-
-def stats(s, *columns, queue="q"):
-    return s.row(f"SELECT {', '.join(columns)} FROM awa.queue_stats WHERE queue = %s", [queue])
 
 
 def test_a_scheduled_job_waits_for_its_time_and_keeps_its_id(s):
@@ -293,3 +270,18 @@ def test_a_promotion_that_nobody_can_do_fails_as_a_duty_and_ends(any_db):
     holder.sql("COMMIT")
     other.sql("CALL awa.maintain()")
     assert [r[1] for r in claim(s)] != []
+
+
+def test_the_step_of_promotion_by_itself(s):
+    s.sql("SELECT awa.enqueue('q', '1', run_in => '10 s')")
+    assert s.value("SELECT awa_internal.promote()") == "promoted: 0"
+    s.clock.forward(11)
+    s.sql("BEGIN ISOLATION LEVEL REPEATABLE READ")
+    assert error_of(s, "SELECT awa_internal.promote()") == "25001"
+    s.sql("ROLLBACK")
+    s.sql("BEGIN READ ONLY")
+    assert error_of(s, "SELECT awa_internal.promote()") == "25006"
+    s.sql("ROLLBACK")
+    # With preload the worker may be at it that moment; its clock is not ahead, so the job is left to this session.
+    wait_until(lambda: s.value("SELECT awa_internal.promote()") == "promoted: 1")
+    assert stats(s, "ready", "scheduled") == (1, 0)

@@ -1,6 +1,7 @@
 //! Leases: heartbeat and progress of running attempts, rescue at a lease's end, and the leases of a worker
-//! that is known to be dead.
+//! that is known to be dead. Also the step that makes deferred jobs ready, rescue's neighbour.
 
+use crate::defer;
 use crate::error::{Error, Result};
 use crate::lease::{self, Progress};
 use crate::options;
@@ -15,6 +16,7 @@ sql_function! {
     awa_set_progress, pg_finfo_awa_set_progress => set_progress;
     awa_expire_leases, pg_finfo_awa_expire_leases => expire_leases;
     awa_rescue, pg_finfo_awa_rescue => rescue_step;
+    awa_promote, pg_finfo_awa_promote => promote_step;
 }
 
 const MAX_MESSAGE_BYTES: usize = 8 * 1024;
@@ -90,4 +92,10 @@ fn rescue_step(_: &Call) -> Result<Output> {
     let progress = rescue::step()?;
     let more = if progress.more { ", more" } else { "" };
     Ok(format!("rescued: {}{more}", progress.done).as_str().into())
+}
+
+fn promote_step(_: &Call) -> Result<Output> {
+    let progress = defer::step()?;
+    let more = if progress.more { ", more" } else { "" };
+    Ok(format!("promoted: {}{more}", progress.done).as_str().into())
 }
