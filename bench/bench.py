@@ -1,5 +1,6 @@
 """Measures awa_queue beside the same work in plain SQL, on a private server. Runs of their own, with options of their own:
-bench/run soak (a steady stream for minutes) and bench/run life (what retries, schedules and heartbeats cost)."""
+bench/run soak (a steady stream for minutes), bench/run life (what retries, schedules and heartbeats cost) and
+bench/run wake (how soon a waiter has a job)."""
 
 import argparse
 import datetime
@@ -16,10 +17,11 @@ import report
 import results
 import scenarios
 import soak
+import wake
 from server import database, server
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN_RUNS = {"life": life.main, "soak": soak.main}
+OWN_RUNS = {"life": life.main, "soak": soak.main, "wake": wake.main}
 PARTS = ("calls", "held", "enqueue", "work", "retained")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 FILE = Path(__file__).resolve().parent / "RESULTS.md"
 # A section's name is what writes it: bench/run NAME --write.
-SECTIONS = ("life", "soak")
+SECTIONS = ("life", "soak", "wake")
 
 
 def _marks(name):

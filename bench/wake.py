@@ -1,6 +1,6 @@
 """Waking: time from the COMMIT of an enqueue to the return of a CALL awa.wait that slept.
 
-    PYTHONPATH=tests target/venv/bin/python bench/wake.py [--flavour injection] [--rates 100,800] [--jobs 1000]
+    bench/run wake [--rates 100,800] [--jobs 1000] [--write]
 
 Workers are processes of their own. "sent" counts from the moment at which the producer sent COMMIT (its flush included), "done"
 from its answer; a waiter is often back before that, which counts as 0. Only pick-ups by a waiter that had slept count.
@@ -8,10 +8,12 @@ from its answer; a waiter is often back before that, which counts as 0. Only pic
 
 import argparse
 import multiprocessing
+import os
 import time
 
 import psycopg
-from harness import Cluster
+import results
+from server import server
 
 
 def worker(dsn, found):
@@ -56,25 +58,39 @@ def measure(cluster, rate, jobs, workers):
     slept = [(n, back) for n, asleep, back in picked if asleep < sent[n]]
     from_sent = [back - sent[n] for n, back in slept]
     from_done = [max(0.0, back - done[n]) for n, back in slept]
-    print(
-        f"{jobs / took:6.0f} jobs/s, {len(slept)} of {jobs} by a waiter that slept:"
-        f"  sent p50 {percentile(from_sent, 0.5):.2f} p99 {percentile(from_sent, 0.99):.2f} ms"
-        f"  done p50 {percentile(from_done, 0.5):.2f} p99 {percentile(from_done, 0.99):.2f} ms",
-        flush=True,
-    )
+    return {
+        "rate": jobs / took, "jobs": jobs, "slept": len(slept),
+        "sent": (percentile(from_sent, 0.5), percentile(from_sent, 0.99)),
+        "done": (percentile(from_done, 0.5), percentile(from_done, 0.99)),
+    }
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flavour", default="release")
-    parser.add_argument("--rates", default="100,400,800")
-    parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--workers", type=int, default=4)
-    options = parser.parse_args()
-    with Cluster(flavour=options.flavour, preload=True, settings={"fsync": "on"}) as cluster:
-        for rate in options.rates.split(","):
-            measure(cluster, float(rate), options.jobs, options.workers)
+def table(found):
+    lines = ["| jobs/s | picked up by a waiter that slept | from COMMIT sent: p50, p99 ms | from COMMIT answered: p50, p99 ms |",
+             "| - | - | - | - |"]
+    for f in found:
+        lines.append(f"| {f['rate']:.0f} | {f['slept']:,} of {f['jobs']:,} | {f['sent'][0]:.2f}, {f['sent'][1]:.2f}"
+                     f" | {f['done'][0]:.2f}, {f['done'][1]:.2f} |")
+    return "\n".join(lines)
 
 
-if __name__ == "__main__":
-    main()
+def main(arguments):
+    parser = argparse.ArgumentParser(prog="bench/run wake", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rates", default="100,400,800", help="jobs a second (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=2000, help="jobs a rate (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=4, help="(default: %(default)s)")
+    parser.add_argument("--write", action="store_true", help="put the table into bench/RESULTS.md")
+    parser.add_argument("--note", default="", help="a sentence about the machine")
+    chosen = parser.parse_args(arguments)
+    major = int(os.environ.get("AWA_MAJOR", "15"))
+    found = []
+    with server(major) as cluster:
+        for rate in chosen.rates.split(","):
+            found.append(measure(cluster, float(rate), chosen.jobs, chosen.workers))
+            print(table(found).splitlines()[-1] if len(found) > 1 else table(found), flush=True)
+    if chosen.write:
+        head = (f"## Waking\n\nawa_queue on PostgreSQL {major}, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores shared by server and"
+                f" clients, preloaded, fsync on; {chosen.workers} workers in CALL awa.wait, one producer, one job a transaction."
+                f" {chosen.note}".rstrip() + "\n\n")
+        results.put("wake", head + table(found))
+    return 0

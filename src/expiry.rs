@@ -4,12 +4,13 @@
 use crate::cancel::{self, Cancel};
 use crate::duty::Progress;
 use crate::error::Result;
+use crate::late::Reading;
 use crate::pg::datum::{self, Value};
 use crate::pg::heap;
 use crate::pg::index::IndexSet;
 use crate::pg::table::{Access, Table};
 use crate::pg::time::{self, SECOND};
-use crate::ring;
+use crate::ring::{self, Tables};
 use crate::statement;
 use std::cell::RefCell;
 
@@ -22,6 +23,7 @@ const REST: i64 = SECOND;
 const MOST_RESTING: usize = 10_000;
 
 thread_local! {
+    static READING: Reading = const { Reading::new() };
     /// Jobs that are left alone, and until when.
     static RESTING: RefCell<Vec<(i64, i64)>> = const { RefCell::new(Vec::new()) };
 }
@@ -54,11 +56,18 @@ pub fn step() -> Result<Progress> {
         r.retain(|(_, until)| *until > now);
         r.iter().map(|(id, _)| *id).collect()
     });
+    let look = READING.with(|r| r.begin(&tables, now))?;
     let due = statement::rows_with(
         &tables,
-        "SELECT job_id FROM awa_internal.expiries WHERE expires_at <= $1 AND job_id <> ALL ($2)
-         ORDER BY expires_at, job_id LIMIT $3",
-        &[statement::time(now)?.into(), resting.into(), BATCH.into()],
+        "SELECT job_id FROM awa_internal.expiries
+         WHERE expires_at >= $1 AND expires_at <= $2 AND job_id <> ALL ($3)
+         ORDER BY expires_at, job_id LIMIT $4",
+        &[
+            statement::time(look.from)?.into(),
+            statement::time(now)?.into(),
+            resting.into(),
+            BATCH.into(),
+        ],
         |row| row.get::<i64>(1),
     )?;
     let due: Vec<i64> = due.into_iter().flatten().collect();
@@ -80,20 +89,42 @@ pub fn step() -> Result<Progress> {
         });
         statement::run(
             &tables,
-            "DELETE FROM awa_internal.expiries WHERE expires_at <= $1 AND job_id = ANY ($2)",
-            &[statement::time(now)?.into(), dealt.into()],
+            "DELETE FROM awa_internal.expiries
+             WHERE expires_at >= $1 AND expires_at <= $2 AND job_id = ANY ($3)",
+            &[
+                statement::time(look.from)?.into(),
+                statement::time(now)?.into(),
+                dealt.into(),
+            ],
         )?;
     }
-    let next = statement::rows_with(
-        &tables,
-        "SELECT expires_at FROM awa_internal.expiries WHERE expires_at > $1 ORDER BY expires_at LIMIT 1",
-        &[statement::time(now)?.into()],
-        |row| statement::micros(row, 1),
-    )?;
+    let whole = (due.len() as i64) < BATCH;
+    let left = if whole {
+        first_left(&tables, look.from)?
+    } else {
+        None
+    };
+    let (more, next) = READING.with(|r| r.end(&look, whole, left));
     let again = RESTING.with(|r| r.borrow().iter().map(|(_, until)| *until).min());
     Ok(Progress {
         done,
-        more: due.len() as i64 == BATCH,
-        next_due: next.into_iter().flatten().chain(again).min(),
+        more,
+        next_due: next.into_iter().chain(again).min(),
     })
+}
+
+/// When the first job that is still there, of those from `from` on, may wait no longer.
+fn first_left(tables: &Tables, from: i64) -> Result<Option<i64>> {
+    let first = statement::rows_with(
+        tables,
+        "SELECT expires_at FROM awa_internal.expiries WHERE expires_at >= $1 ORDER BY expires_at LIMIT 1",
+        &[statement::time(from)?.into()],
+        |row| statement::micros(row, 1),
+    )?;
+    Ok(first.into_iter().flatten().next())
+}
+
+pub fn forget() {
+    READING.with(Reading::forget);
+    RESTING.with(|r| r.borrow_mut().clear());
 }

@@ -6,6 +6,7 @@ pub fn forget() {
     crate::lane::forget();
     crate::claim::forget();
     crate::body::forget();
-    crate::defer::forget();
+    crate::promote::forget();
+    crate::expiry::forget();
     crate::pg::xact::set_queues_valid(false);
 }

@@ -11,7 +11,6 @@
 use crate::adopt;
 use crate::counts;
 use crate::dead;
-use crate::defer;
 use crate::duty::Progress;
 use crate::error::{Error, Result};
 use crate::expiry;
@@ -26,6 +25,7 @@ use crate::pg::time::{self, SECOND};
 use crate::pg::vacuum;
 use crate::pg::warn;
 use crate::policy;
+use crate::promote;
 use crate::rescue;
 use crate::ring::{self, Tables};
 use crate::statement::run;
@@ -72,7 +72,7 @@ impl Duty {
 /// In the order in which they run. Keys 2 and up: promotion, rescue, expiry, notify.
 pub const DUTIES: &[Duty] = &[
     duty("rescue", rescue::step, SECOND / 2, rescue::DUTY_KEY).prompt(),
-    duty("promote", defer::promote, SECOND / 10, defer::DUTY_KEY).prompt(),
+    duty("promote", promote::promote, SECOND / 10, promote::DUTY_KEY).prompt(),
     duty("expire", expiry::step, SECOND, 4),
     duty("notify", notify::step, SECOND / 20, 5).prompt(),
     duty("dead letters", dead::expire, 60 * SECOND, 6),

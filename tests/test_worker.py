@@ -160,6 +160,29 @@ def test_workers_are_found_at_start(wdb):
         plain.cluster.psql(f'DROP DATABASE "{plain.name}"')
 
 
+@pytest.mark.parametrize("late", ["a commit", "a rollback"])
+def test_a_due_job_that_the_last_look_could_not_see_is_found_in_an_idle_database(wdb, late):
+    """A producer that commits behind what was promoted last; a cancel that had it in hand and is rolled back."""
+    wdb.sql("SELECT awa.create_queue('q')")
+    started(wdb)
+    session = wdb.session()
+    if late == "a commit":
+        session.sql("BEGIN")
+        (job,) = session.row("SELECT awa.enqueue('q', run_in => '200 ms')")
+    else:
+        job = wdb.value("SELECT awa.enqueue('q', run_in => '1 s')")
+        session.sql("BEGIN")
+        session.sql("SELECT awa.cancel(ARRAY[%s::int8])", [job])
+    # Others keep the worker busy, so that it has just looked at all of them when the last is let go.
+    until = time.monotonic() + 4.2
+    while time.monotonic() < until:
+        wdb.sql("SELECT awa.enqueue('other', run_in => '50 ms')")
+        time.sleep(0.1)
+    assert wdb.sql("SELECT awa.claim('q')") == []
+    session.sql("COMMIT" if late == "a commit" else "ROLLBACK")
+    wait_until(lambda: wdb.value("SELECT state FROM awa.job(%s)", [job]) == "ready", 20, "the job to be promoted")
+
+
 def counts(db):
     transactions = db.cluster.psql(f"SELECT xact_commit, xact_rollback FROM pg_stat_database WHERE datname = '{db.name}'")
     statements = ""

@@ -1,13 +1,13 @@
 //! Leases: heartbeat and progress of running attempts, rescue at a lease's end, and the leases of a worker
 //! that is known to be dead. Also the step that makes deferred jobs ready, rescue's neighbour.
 
-use crate::defer;
 use crate::error::{Error, Result};
 use crate::lease::{self, Progress};
 use crate::options;
 use crate::pg::command;
 use crate::pg::datum::{self, Value};
 use crate::pg::fmgr::{sql_function, Call, Output};
+use crate::promote;
 use crate::rescue;
 use crate::settings;
 
@@ -95,7 +95,7 @@ fn rescue_step(_: &Call) -> Result<Output> {
 }
 
 fn promote_step(_: &Call) -> Result<Output> {
-    let progress = defer::step()?;
+    let progress = promote::step()?;
     let more = if progress.more { ", more" } else { "" };
     Ok(format!("promoted: {}{more}", progress.done).as_str().into())
 }

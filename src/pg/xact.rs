@@ -238,6 +238,12 @@ pub fn has_written() -> bool {
     unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
 }
 
+/// The id of the transaction with its epoch; 0 where it has none.
+pub fn full_xid() -> u64 {
+    // SAFETY: reads local transaction state.
+    unsafe { pg_sys::GetTopFullTransactionIdIfAny().value }
+}
+
 /// The next transaction id with its epoch: the clock of `widen` and `is_running`.
 pub fn next_xid() -> u64 {
     // SAFETY: reads shared memory under its lock.
