@@ -277,7 +277,7 @@ def test_rule_42_what_an_old_snapshot_keeps_is_not_walked_each_time(db, table):
         costs.append(step())
     assert s.value(f"SELECT count(*) FROM awa_internal.{table}") == 0
     # Now and then all is looked at.
-    assert sorted(costs)[len(costs) // 2] < 400, costs
+    assert sorted(costs)[len(costs) // 2] < 150, costs
     reader.sql("ROLLBACK")
 
 
