@@ -105,8 +105,8 @@ pub struct Look {
     pub from: i64,
     now: i64,
     width: Width,
-    /// Of the oldest transaction that was writing when it began.
-    writing_since: i64,
+    /// What was being written when it began.
+    writers: Writers,
     began: Instant,
 }
 
@@ -135,7 +135,7 @@ impl Reading {
             Width::Behind => state.behind_from.min(state.through),
             Width::Whole => LONG_AGO,
         };
-        let mut writing_since = LONG_AGO;
+        let mut writers = Writers::default();
         if width != Width::Narrow {
             state.narrow_done = false;
             // Should it fail, it is not tried again at once.
@@ -148,14 +148,14 @@ impl Reading {
                 state.whole = failed;
             }
             // Before the reading takes its snapshot: who commits in between is seen by it.
-            writing_since = oldest_writer(tables)?;
+            writers = Writers::now(tables)?;
         }
         self.0.set(state);
         Ok(Look {
             from,
             now,
             width,
-            writing_since,
+            writers,
             began: Instant::now(),
         })
     }
@@ -190,7 +190,7 @@ impl Reading {
         let done = Wide { at: now, cost };
         if look.width != Width::Narrow {
             state.behind = done;
-            state.behind_from = look.writing_since.min(through);
+            state.behind_from = look.writers.since.min(through);
         }
         if look.width == Width::Whole {
             state.whole = done;
@@ -201,30 +201,52 @@ impl Reading {
         let wide = state.behind.next().min(state.whole.next());
         state.narrow_done = look.width == Width::Narrow && wide <= now;
         self.0.set(state);
-        // After a wider look nothing can commit late without activity, and that asks for a narrow one. But who
-        // lets go of what was in hand may be heard of by nobody.
-        let wider = (look.width == Width::Narrow || in_hand.is_some()).then_some(wide);
+        // After a wider look nothing can commit late without activity, and that asks for a narrow one. But of
+        // COMMIT PREPARED, and of who lets go of what was in hand, nobody hears.
+        let silent = in_hand.is_some() || look.writers.prepared;
+        let wider = (look.width == Width::Narrow || silent).then_some(wide);
         let ahead = left.filter(|at| *at > now);
         (state.narrow_done, ahead.into_iter().chain(wider).min())
     }
 }
 
-/// When the oldest transaction began that has written anything, other than the own one; the beginning of time
-/// where that can't be known.
-fn oldest_writer(tables: &Tables) -> Result<i64> {
-    let found = statement::rows(
-        tables,
-        "SELECT pg_catalog.min(xact_start),
-                pg_catalog.bool_or(xact_start IS NULL)
-                  OR EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database())
-         FROM pg_catalog.pg_stat_get_activity(NULL)
-         WHERE backend_xid IS NOT NULL AND pid <> pg_catalog.pg_backend_pid()
-           AND datid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())",
-        |row| Ok((statement::micros(row, 1)?, row.get::<bool>(2)?)),
-    )?;
-    let (since, unknown) = found.into_iter().next().unwrap_or((None, None));
-    Ok(match unknown {
-        Some(true) => LONG_AGO,
-        _ => since.unwrap_or(i64::MAX),
-    })
+/// Transactions that have written something, other than the own one.
+#[derive(Clone, Copy)]
+struct Writers {
+    /// When the oldest of them began; the beginning of time where that can't be known.
+    since: i64,
+    /// Some are prepared.
+    prepared: bool,
+}
+
+impl Default for Writers {
+    fn default() -> Writers {
+        Writers {
+            since: LONG_AGO,
+            prepared: false,
+        }
+    }
+}
+
+impl Writers {
+    fn now(tables: &Tables) -> Result<Writers> {
+        let found = statement::rows(
+            tables,
+            "SELECT pg_catalog.min(xact_start), pg_catalog.bool_or(xact_start IS NULL),
+                    EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts WHERE database = pg_catalog.current_database())
+             FROM pg_catalog.pg_stat_get_activity(NULL)
+             WHERE backend_xid IS NOT NULL AND pid <> pg_catalog.pg_backend_pid()
+               AND datid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())",
+            |row| {
+                let prepared = row.get::<bool>(3)? == Some(true);
+                let unknown = prepared || row.get::<bool>(2)? == Some(true);
+                let since = statement::micros(row, 1)?.unwrap_or(i64::MAX);
+                Ok(Writers {
+                    since: if unknown { LONG_AGO } else { since },
+                    prepared,
+                })
+            },
+        )?;
+        Ok(found.into_iter().next().unwrap_or_default())
+    }
 }

@@ -160,15 +160,17 @@ def test_workers_are_found_at_start(wdb):
         plain.cluster.psql(f'DROP DATABASE "{plain.name}"')
 
 
-@pytest.mark.parametrize("late", ["a commit", "a rollback"])
+@pytest.mark.parametrize("late", ["a commit", "a commit of a prepared transaction", "a rollback"])
 def test_a_due_job_that_the_last_look_could_not_see_is_found_in_an_idle_database(wdb, late):
     """A producer that commits behind what was promoted last; a cancel that had it in hand and is rolled back."""
     wdb.sql("SELECT awa.create_queue('q')")
     started(wdb)
     session = wdb.session()
-    if late == "a commit":
+    if late.startswith("a commit"):
         session.sql("BEGIN")
         (job,) = session.row("SELECT awa.enqueue('q', run_in => '200 ms')")
+        if late != "a commit":
+            session.sql("PREPARE TRANSACTION 'late'")
     else:
         job = wdb.value("SELECT awa.enqueue('q', run_in => '1 s')")
         session.sql("BEGIN")
@@ -179,7 +181,7 @@ def test_a_due_job_that_the_last_look_could_not_see_is_found_in_an_idle_database
         wdb.sql("SELECT awa.enqueue('other', run_in => '50 ms')")
         time.sleep(0.1)
     assert wdb.sql("SELECT awa.claim('q')") == []
-    session.sql("COMMIT" if late == "a commit" else "ROLLBACK")
+    session.sql({"a commit": "COMMIT", "a rollback": "ROLLBACK"}.get(late, "COMMIT PREPARED 'late'"))
     wait_until(lambda: wdb.value("SELECT state FROM awa.job(%s)", [job]) == "ready", 20, "the job to be promoted")
 
 
