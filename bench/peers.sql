@@ -19,6 +19,7 @@ CREATE TABLE fold.claims (
     expires_at timestamptz NOT NULL, slot smallint NOT NULL, n smallint NOT NULL, worker text);
 CREATE INDEX ON fold.claims (lane_id, first_seq);
 CREATE INDEX ON fold.claims (claim_no);
+CREATE INDEX ON fold.claims (expires_at);
 CREATE TABLE fold.closures (
     claim_no bigint NOT NULL, closed_at timestamptz NOT NULL, slot smallint NOT NULL, n smallint NOT NULL,
     outcome "char" NOT NULL, which bytea, reason text);
