@@ -23,8 +23,9 @@ use std::time::Instant;
 const SHORTEST: i64 = 2 * SECOND;
 /// A wider look may take one part in so many of the time.
 const SHARE: i64 = 200;
-/// What a wider look is taken to cost that did not come back, microseconds.
-const FAILED: i64 = 30 * SECOND;
+/// What a wider look that did not come back is taken to cost, microseconds: twice as much each time.
+const LEAST_FAILED: i64 = SECOND / 10;
+const MOST_FAILED: i64 = 30 * SECOND;
 const LONG_AGO: i64 = statement::BEGIN_OF_TIME;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,14 @@ impl Wide {
 
     fn next(self) -> i64 {
         self.at.saturating_add((self.cost * SHARE).max(SHORTEST))
+    }
+
+    /// Begun, and to be tried again later should it fail.
+    fn begun(self, now: i64) -> Wide {
+        Wide {
+            at: now,
+            cost: (self.cost * 2).clamp(LEAST_FAILED, MOST_FAILED),
+        }
     }
 
     /// Also where the clock went back.
@@ -138,14 +147,9 @@ impl Reading {
         let mut writers = Writers::default();
         if width != Width::Narrow {
             state.narrow_done = false;
-            // Should it fail, it is not tried again at once.
-            let failed = Wide {
-                at: now,
-                cost: FAILED,
-            };
-            state.behind = failed;
+            state.behind = state.behind.begun(now);
             if width == Width::Whole {
-                state.whole = failed;
+                state.whole = state.whole.begun(now);
             }
             // Before the reading takes its snapshot: who commits in between is seen by it.
             writers = Writers::now(tables)?;
@@ -186,7 +190,7 @@ impl Reading {
             state.through = through;
         }
         let in_hand = left.filter(|at| *at <= now);
-        let cost = i64::try_from(look.began.elapsed().as_micros()).unwrap_or(FAILED);
+        let cost = i64::try_from(look.began.elapsed().as_micros()).unwrap_or(MOST_FAILED);
         let done = Wide { at: now, cost };
         if look.width != Width::Narrow {
             state.behind = done;
@@ -248,5 +252,67 @@ impl Writers {
             },
         )?;
         Ok(found.into_iter().next().unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{State, Wide, Width, LEAST_FAILED, LONG_AGO, MOST_FAILED, SHARE, SHORTEST};
+    use crate::pg::time::SECOND;
+
+    const NOW: i64 = 1_000 * SECOND;
+
+    fn read_before() -> State {
+        let done = Wide { at: NOW, cost: 100 };
+        State {
+            through: NOW,
+            behind: done,
+            whole: done,
+            ..State::NEW
+        }
+    }
+
+    #[test]
+    fn the_first_look_is_whole() {
+        assert_eq!(State::NEW.width(NOW), Width::Whole);
+    }
+
+    #[test]
+    fn a_narrow_look_comes_before_a_wider_one() {
+        let mut state = read_before();
+        let later = NOW + SHORTEST;
+        assert_eq!(state.width(later), Width::Narrow);
+        state.narrow_done = true;
+        assert_eq!(state.width(later), Width::Whole);
+        assert_eq!(state.width(later - 1), Width::Narrow);
+        state.whole.cost = SECOND;
+        assert_eq!(state.width(later), Width::Behind);
+    }
+
+    #[test]
+    fn a_dear_look_is_seldom() {
+        let look = Wide {
+            at: NOW,
+            cost: 5 * SECOND,
+        };
+        assert!(!look.is_due(NOW + 5 * SECOND * SHARE - 1));
+        assert!(look.is_due(NOW + 5 * SECOND * SHARE));
+    }
+
+    #[test]
+    fn after_the_clock_went_back_all_is_looked_at() {
+        assert!(Wide { at: NOW, cost: 0 }.is_due(NOW - 1));
+    }
+
+    #[test]
+    fn a_look_that_fails_is_tried_more_and_more_seldom() {
+        let mut look = Wide::NEVER;
+        assert!(look.is_due(LONG_AGO + SHORTEST));
+        look = look.begun(NOW);
+        assert_eq!(look.next(), NOW + LEAST_FAILED * SHARE);
+        for _ in 0..20 {
+            look = look.begun(NOW);
+        }
+        assert_eq!(look.next(), NOW + MOST_FAILED * SHARE);
     }
 }
