@@ -3,7 +3,8 @@
     bench/run wake [--rates 100,800] [--jobs 1000] [--write]
 
 Workers are processes of their own. "sent" counts from the moment at which the producer sent COMMIT (its flush included), "done"
-from its answer; a waiter is often back before that, which counts as 0. Only pick-ups by a waiter that had slept count.
+from its answer; a waiter is often back before that, which counts as 0. Only pick-ups by a waiter that had slept count. A wake-up
+needs a processor at once, so the table also says how much of them the machine's host gave to others meanwhile ("steal").
 """
 
 import argparse
@@ -28,6 +29,13 @@ def worker(dsn, found):
             connection.execute("SELECT awa.complete(ARRAY[%s::int8])", [receipt])
 
 
+def processor_time():
+    """(all of it, what the host gave to others), in ticks since the machine started."""
+    with open("/proc/stat") as file:
+        ticks = [int(n) for n in file.readline().split()[1:9]]
+    return sum(ticks), ticks[7]
+
+
 def percentile(values, share):
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] * 1000
 
@@ -43,6 +51,7 @@ def measure(cluster, rate, jobs, workers):
     time.sleep(1)
     producer = db.connect(autocommit=False)
     sent, done = {}, {}
+    ticks, stolen = processor_time()
     begin = time.monotonic()
     for i in range(jobs):
         time.sleep(max(0, begin + i / rate - time.monotonic()))
@@ -51,6 +60,7 @@ def measure(cluster, rate, jobs, workers):
         producer.commit()
         done[i] = time.monotonic()
     took = time.monotonic() - begin
+    later, stolen_later = processor_time()
     picked = [found.get(timeout=30) for _ in range(jobs)]
     for process in processes:
         process.terminate()
@@ -59,18 +69,18 @@ def measure(cluster, rate, jobs, workers):
     from_sent = [back - sent[n] for n, back in slept]
     from_done = [max(0.0, back - done[n]) for n, back in slept]
     return {
-        "rate": jobs / took, "jobs": jobs, "slept": len(slept),
+        "rate": jobs / took, "jobs": jobs, "slept": len(slept), "steal": (stolen_later - stolen) / (later - ticks),
         "sent": (percentile(from_sent, 0.5), percentile(from_sent, 0.99)),
         "done": (percentile(from_done, 0.5), percentile(from_done, 0.99)),
     }
 
 
 def table(found):
-    lines = ["| jobs/s | picked up by a waiter that slept | from COMMIT sent: p50, p99 ms | from COMMIT answered: p50, p99 ms |",
-             "| - | - | - | - |"]
+    lines = ["| jobs/s | picked up by a waiter that slept | from COMMIT sent: p50, p99 ms | from COMMIT answered: p50, p99 ms | steal |",
+             "| - | - | - | - | - |"]
     for f in found:
         lines.append(f"| {f['rate']:.0f} | {f['slept']:,} of {f['jobs']:,} | {f['sent'][0]:.2f}, {f['sent'][1]:.2f}"
-                     f" | {f['done'][0]:.2f}, {f['done'][1]:.2f} |")
+                     f" | {f['done'][0]:.2f}, {f['done'][1]:.2f} | {f['steal']:.0%} |")
     return "\n".join(lines)
 
 
