@@ -8,6 +8,7 @@ import atexit
 import ctypes
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -96,6 +97,15 @@ def _children(pid):
     return found
 
 
+def _segments(pid):
+    """Files of dynamic shared memory that a process has mapped."""
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return set()
+    return set(re.findall(r"/dev/shm/PostgreSQL\.\d+", text))
+
+
 def _gone(pid):
     seen = _process(pid)
     return seen is None or seen[0] == "Z"
@@ -120,6 +130,8 @@ class Cluster:
         self._connections = []
         self._lock = threading.RLock()
         self._databases = 0
+        # Of a killed server: its next start takes them away, and if there is none, remove() does.
+        self._left = set()
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -174,6 +186,7 @@ class Cluster:
 
     def start(self, timeout=60, options=()):
         assert self._server is None, "the server runs already"
+        self._left = set()
         if self.dir is None:
             self.init()
 
@@ -254,6 +267,8 @@ class Cluster:
         # Stopped first: it forks no more child while its children are counted.
         os.kill(pid, signal.SIGSTOP)
         children = _children(pid)
+        for process in [pid, *children]:
+            self._left |= _segments(process)
         for victim in [pid, *children]:
             try:
                 os.kill(victim, signal.SIGKILL)
@@ -275,6 +290,8 @@ class Cluster:
         if self.dir is not None:
             shutil.rmtree(self.dir, ignore_errors=True)
             self.dir = None
+        for file in self._left:
+            Path(file).unlink(missing_ok=True)
         if self in _live:
             _live.remove(self)
 
