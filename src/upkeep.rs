@@ -18,6 +18,7 @@ use crate::notify;
 use crate::pg::bgworker;
 use crate::pg::caught::Caught;
 use crate::pg::command;
+use crate::pg::inject::{self, Point};
 use crate::pg::lock::{Class, Mode, TransactionLock};
 use crate::pg::roster;
 use crate::pg::subxact;
@@ -524,7 +525,9 @@ impl Engine {
 pub fn check() -> Option<Closed> {
     bgworker::transaction(Duration::from_secs(5), || {
         bgworker::set_settings(&STEP_SETTINGS, true);
-        raise(gate())
+        let closed = raise(gate());
+        inject::reach(Point::WorkerLooked);
+        closed
     })
     .unwrap_or(None)
 }

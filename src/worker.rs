@@ -174,6 +174,8 @@ pub fn work(entry: &'static Entry) {
     bgworker::set_settings(SESSION_SETTINGS, false);
     // Before the look: who creates the extension after it wants a worker again.
     entry.set_wanted(false);
+    // Each look is as old as the activity before it: a verb that commits in the middle is looked at again.
+    let mut looked_at = entry.activity();
     let mut closed = upkeep::check();
     if closed == Some(Closed::NotInstalled) {
         bgworker::flush_statistics();
@@ -189,11 +191,19 @@ pub fn work(entry: &'static Entry) {
             return; // still wanted: the launcher starts another when it may
         }
         let (activity, calls) = (entry.activity(), entry.calls());
+        if closed.is_some() && activity != looked_at {
+            // A verb takes the database over, an update of the extension ends in one.
+            looked_at = activity;
+            closed = upkeep::check();
+            engine.all_due();
+        }
         if closed.is_none() {
+            looked_at = activity;
             closed = engine.pass(activity, calls);
         }
         if closed == Some(Closed::NotInstalled) {
             entry.set_wanted(false);
+            looked_at = entry.activity();
             closed = upkeep::check();
             if closed == Some(Closed::NotInstalled) {
                 bgworker::flush_statistics();
@@ -205,12 +215,7 @@ pub fn work(entry: &'static Entry) {
         if let Some(why) = &closed {
             say_once(&mut said, why);
             engine.nothing_due(activity, calls);
-            // A verb takes the database over, an update of the extension ends in one: both are activity.
-            sleep_until_activity(entry, activity, calls, None);
-            if entry.activity() != activity {
-                closed = upkeep::check();
-                engine.all_due();
-            }
+            sleep_until_activity(entry, looked_at, calls, None);
             continue;
         }
         said = None;

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from harness import Cluster, live_clusters
+from harness import Cluster, OutOfPatience, live_clusters
 from harness.clock import Clock
 from harness.place import prefer_memory
 
@@ -35,10 +35,20 @@ def pytest_runtest_setup(item):
     yield
 
 
+def note_failure(nodeid, excinfo):
+    """Tells tools/test of each failure, and whether it may be for want of time only: such a test is run again alone."""
+    file = os.environ.get("AWA_FAILURES")
+    if file:
+        timed_out = isinstance(excinfo.value, OutOfPatience) or str(excinfo.value).startswith("Timeout (>")
+        with open(file, "a", encoding="utf-8") as out:
+            out.write(f"{'late' if timed_out else 'wrong'} {nodeid}\n")
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
     if report.failed:
+        note_failure(item.nodeid, call.excinfo)
         for cluster in live_clusters():
             since = getattr(item, "log_positions", {}).get(id(cluster), 0)
             if cluster.log(since).strip():

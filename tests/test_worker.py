@@ -586,6 +586,36 @@ def test_a_reload_that_meets_a_starting_worker_is_not_lost(make_cluster):
     wait_until(lambda: others() == [], 20, "the worker to leave")
 
 
+@pytest.mark.parametrize("look", ["the first", "a later one"])
+def test_a_first_verb_that_commits_in_the_middle_of_the_workers_look_is_not_lost(make_cluster, look):
+    """The worker read the count of activities after its look: the take-over that came between them was counted as seen,
+    and the worker waited for a first use that had been. It found the queues only when something else was written."""
+    cluster = make_cluster(flavour="injection", preload=True, settings={"autovacuum": "off"}).start()
+    db = cluster.database()
+    with db.gate() as gate:
+        cluster.configure(**{
+            "awa_queue.worker": "on", "awa_queue.pause_at": "worker.looked", "awa_queue.pause_key": str(gate.key)})
+        cluster.reload()
+
+        def held():
+            pid = worker(db)
+            return pid and gate.connection.info.backend_pid in db.blockers(pid)
+
+        wait_until(held, 20, "the worker to stand behind its look")
+        if look != "the first":
+            gate.open()
+            wait_until(lambda: "waits for the first use" in cluster.log(), 20, "the worker to have looked")
+            gate.close()
+            # Activity that takes nothing over: the tables stay nobody's.
+            db.sql("BEGIN; SELECT awa.enqueue('q', '1'); UPDATE awa_internal.world SET system_id = 1; COMMIT")
+            wait_until(held, 20, "the worker to look again")
+        use(db)
+        cluster.configure(**{"awa_queue.pause_at": None})
+        cluster.reload()
+        gate.open()
+        wait_until(lambda: duty(db, "ring"), 20, "the duties to have run")
+
+
 def title(pid):
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()

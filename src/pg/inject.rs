@@ -20,6 +20,7 @@ pub enum Point {
     MaintainEmptied,
     WaitRegistered,
     WaitBeforeSleep,
+    WorkerLooked,
 }
 
 /// A safety test that a test takes out, to see that something notices.
@@ -78,6 +79,7 @@ mod switched {
             Point::MaintainEmptied => "maintain.emptied",
             Point::WaitRegistered => "wait.registered",
             Point::WaitBeforeSleep => "wait.before_sleep",
+            Point::WorkerLooked => "worker.looked",
         }
     }
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from .waiting import wait_until
+from .waiting import OutOfPatience, wait_until
 
 
 class Pending:
@@ -27,11 +27,11 @@ class Pending:
         return not self._thread.is_alive()
 
     def result(self, timeout=30.0):
-        """The rows; raises what the statement raised, or AssertionError when it has not ended in time."""
+        """The rows; raises what the statement raised, or OutOfPatience when it has not ended in time."""
         self._thread.join(timeout)
         if self._thread.is_alive():
             seen = self.session.database.activity(self.session.pid)
-            raise AssertionError(f"the statement still runs after {timeout} s: {seen}")
+            raise OutOfPatience(f"the statement still runs after {timeout} s: {seen}")
         if self._error is not None:
             raise self._error
         return self._rows

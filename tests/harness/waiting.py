@@ -3,10 +3,14 @@
 import time
 
 
+class OutOfPatience(AssertionError):
+    """What was waited for did not come in time: because it never would, or because the machine had other things to do."""
+
+
 def wait_until(condition, timeout=15.0, what=None, step=0.005):
     """Calls condition() until its result is true and returns that result.
 
-    Raises AssertionError after timeout seconds and names the last result, so that a failure tells what was there instead.
+    Raises OutOfPatience after timeout seconds and names the last result, so that a failure tells what was there instead.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -15,6 +19,6 @@ def wait_until(condition, timeout=15.0, what=None, step=0.005):
             return last
         if time.monotonic() > deadline:
             name = what or getattr(condition, "__name__", "condition")
-            raise AssertionError(f"waited {timeout} s for: {name}; last seen: {last!r}")
+            raise OutOfPatience(f"waited {timeout} s for: {name}; last seen: {last!r}")
         time.sleep(step)
         step = min(step * 1.5, 0.1)
