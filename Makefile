@@ -2,6 +2,7 @@
 #
 #   make                        the release library for the PostgreSQL that PG_CONFIG names
 #   make install                puts it into that PostgreSQL (DESTDIR is respected); make uninstall takes it out
+#   make deb                    a Debian package of it in target/deb, for the major of PG_CONFIG; make dist: the sources for PGXN
 #   make installcheck           pg_test/ against the running server that PGHOST, PGPORT and PGUSER name
 #
 #   make demo                   for a first look: a private server, real jobs, and a proof that each was done once
@@ -15,18 +16,21 @@
 #   AWA_MAJOR     15
 #   AWA_PYTHON    a Python with psycopg and pytest
 #   PYTHONPATH    tests/, so that `from harness import Cluster` works
+# install and deb take PACKAGE=FOLDER, a folder that tools/build printed: then nothing is compiled. docs/install.md is for DBAs.
 # Any other way to use a private installation: tools/README.md.
 
 PG_CONFIG ?= pg_config
 SHELL := /bin/bash
 
 # $(call package,) builds when something has changed, and is the folder of what is to be installed.
-package = $$(tools/build release '$(PG_CONFIG)')
+# Empty, and not taken from the environment: other tools use that name.
+PACKAGE =
+package = $(if $(PACKAGE),'$(PACKAGE)',$$(tools/build release '$(PG_CONFIG)'))
 version = $$(tools/version)
 libdir = '$(DESTDIR)'"$$('$(PG_CONFIG)' --pkglibdir)"
 extdir = '$(DESTDIR)'"$$('$(PG_CONFIG)' --sharedir)/extension"
 
-.PHONY: all install uninstall installcheck setup private lint unit test test-15 test-16 test-18 demo bench clean
+.PHONY: all install uninstall deb dist installcheck setup private lint unit test test-15 test-16 test-18 demo bench clean
 
 all:
 	@tools/build release '$(PG_CONFIG)'
@@ -36,6 +40,12 @@ install:
 
 uninstall:
 	rm -f $(libdir)/awa_queue.so $(extdir)/awa_queue.control $(extdir)/awa_queue--*.sql
+
+deb:
+	@set -e; package=$(package); tools/deb "$$package" '$(PG_CONFIG)'
+
+dist:
+	@tools/dist
 
 installcheck:
 	@tools/installcheck '$(PG_CONFIG)'

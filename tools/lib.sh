@@ -15,6 +15,14 @@ BUILD_DIR=$TARGET/build
 die() { printf '%s\n' "$*" >&2; exit 1; }
 say() { printf '== %s\n' "$*"; }
 
+# git on this tree, also where it belongs to somebody else (sudo make).
+git_here() { git -c safe.directory="$ROOT" -C "$ROOT" "$@"; }
+
+# When the sources were committed, in seconds since 1970. An unpacked make dist has no git; its files carry that time.
+source_epoch() {
+    if [ -e "$ROOT/.git" ]; then git_here log -1 --format=%ct; else stat -c %Y "$ROOT/Cargo.toml"; fi
+}
+
 # pg_config of the PostgreSQL that a major is built against.
 pg_config_of() {
     case $1 in
