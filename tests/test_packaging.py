@@ -263,9 +263,8 @@ def test_deb_has_the_same_bytes_from_the_tarball_by_another_user_another_day(pg,
     for path in copy.iterdir():
         os.utime(path, (1_000_000_000, 1_000_000_000))
         path.chmod(0o600)
-    again = run(
-        "bash", "-c", 'umask 077; exec tools/deb "$@"', "-", copy, pg, tmp_path, cwd=unpacked, TZ="Asia/Tokyo", TMPDIR=str(tmp_path)
-    )
+    masked = ("bash", "-c", 'umask 077; exec tools/deb "$@"', "-")
+    again = run(*masked, copy, pg, tmp_path, cwd=unpacked, TZ="Asia/Tokyo", TMPDIR=str(tmp_path))
     assert Path(again) != deb and Path(again).read_bytes() == deb.read_bytes()
 
 
@@ -402,7 +401,7 @@ def test_dockerfile_names_the_rust_and_the_majors_that_we_support():
 
 
 def test_sql_of_the_install_page_runs_in_its_order(release_cluster):
-    blocks = re.findall(r"^```sql\n(.*?)^```", INSTALL, re.M | re.S)
+    blocks = re.findall(r"^ *```sql\n(.*?)^ *```", INSTALL, re.M | re.S)
     database = release_cluster.database(extension=False)
     try:
         statements = [s.strip() for block in blocks for s in re.sub(r"--[^\n]*", "", block).split(";") if s.strip()]
